@@ -1,11 +1,11 @@
-"""Fan-out: one task for each item, on as many workers as there are, and one result.
+"""Fan-out: one child for each item, on as many workers as there are, and one result.
 
     perdure worker run examples/fan_out.py:app --processes 4 &
     python examples/fan_out.py docs README.md
 
-The program enqueues the tasks and waits for their results. If it is killed and started again with the same arguments,
-it finds the same tasks by their ids, and no file is counted twice. Tasks that start other tasks and wait for them
-without a slot (children) are not part of this version: a task that awaits the results of others holds its slot.
+The task `count_all` spawns a child for each file and is parked until all have ended, so that it needs no slot. If a
+worker is killed meanwhile, no file is counted twice. If the program is killed and started again with the same files, it
+finds the same task by its id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from perdure import App, Context, Retry, TaskFailed
+from perdure import App, ChildFailed, Context, Retry
 
 app = App("words")
 
@@ -32,23 +32,31 @@ async def count_words(ctx: Context, path: str) -> dict[str, int]:
     return await ctx.step("count", count, path)
 
 
-def task_id(path: Path) -> str:
-    """Return an id made of all arguments, here the path, and of the content, so that a changed file is a new task."""
-    return "words-" + hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:16]
-
-
-async def fan_out(paths: Iterable[Path]) -> tuple[Counter[str], list[str]]:
+@app.task
+async def count_all(ctx: Context, paths: list[str]) -> tuple[dict[str, int], list[str]]:
     """Return the words of all files, and what failed."""
     total: Counter[str] = Counter()
     failed: list[str] = []
+    for words in await ctx.gather(count_words, paths, limit=100, errors="keep"):
+        if isinstance(words, ChildFailed):  # a dead letter: the other files count nevertheless
+            failed.append(str(words))
+        else:
+            total.update(words)
+    return dict(total), failed
+
+
+def task_id(paths: Iterable[Path]) -> str:
+    """Return an id made of all paths and contents, so that a changed file makes a new task."""
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(str(path).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return f"words-{found.hexdigest()[:16]}"
+
+
+async def fan_out(paths: list[Path]) -> tuple[dict[str, int], list[str]]:
     async with app:
-        handles = [await count_words.options(task_id=task_id(path)).enqueue(str(path)) for path in paths]
-        for next_result in asyncio.as_completed([handle.result(timeout=300) for handle in handles]):
-            try:
-                total.update(await next_result)
-            except TaskFailed as error:  # a dead letter: the other files count nevertheless
-                failed.append(str(error))
-    return total, failed
+        handle = await count_all.options(task_id=task_id(paths)).enqueue([str(path) for path in paths])
+        return await handle.result(timeout=300)
 
 
 def files_of(arguments: list[str]) -> list[Path]:
@@ -60,7 +68,7 @@ def files_of(arguments: list[str]) -> list[Path]:
 def main(arguments: list[str]) -> None:
     paths = files_of(arguments)
     total, failed = asyncio.run(fan_out(paths))
-    print(f"{len(paths)} files:", ", ".join(f"{word} {times}" for word, times in total.most_common(5)))
+    print(f"{len(paths)} files:", ", ".join(f"{word} {times}" for word, times in Counter(total).most_common(5)))
     for problem in failed:
         print(problem, file=sys.stderr)
 

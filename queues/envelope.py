@@ -114,6 +114,10 @@ MAX_KEY_LENGTH: Final = 256
 _MAX_FORMATS: Final = 1_000_000
 """Largest number of a data format."""
 
+_MAX_DEPTH: Final = 1_000
+_MAX_VERSION: Final = 2**53
+"""Largest depth of a child, and number of a version, in an envelope."""
+
 _Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_LENGTH)]
 _Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
 
@@ -126,7 +130,8 @@ class Envelope(BaseModel):
     deployment has tenants. requires: oldest data format that a worker must know to run the task; older workers park it.
     key: the ordering key that the producer named. tags: words by which people find the task. copy_of: ids of the task
     that it is a fork or an imported copy of, of the task that this one is a copy of, and so on. on_end: whether the act
-    that ends it enqueues a clean-up task; then a worker must cancel it.
+    that ends it enqueues a clean-up task; then a worker must cancel it. parent: id of the task that has spawned it.
+    depth: number of parents above it. version: of its code in the worker that spawned it, which its first run keeps.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -145,12 +150,15 @@ class Envelope(BaseModel):
     tags: Annotated[tuple[_Tag, ...], Field(max_length=MAX_TAGS)] = ()
     copy_of: tuple[Annotated[str, Field(pattern=_TASK_ID)], ...] = ()
     on_end: bool = False
+    parent: Annotated[str, Field(pattern=_TASK_ID)] | None = None
+    depth: Annotated[int, Field(ge=0, le=_MAX_DEPTH)] = 0
+    version: Annotated[int, Field(ge=1, le=_MAX_VERSION)] | None = None
 
     @property
     def plain(self) -> bool:
         """Whether it holds only the id, and the names of the task and its app."""
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
-        special = special or self.on_end
+        special = special or self.on_end or self.parent is not None
         return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
@@ -177,7 +185,12 @@ class Envelope(BaseModel):
             fields["copy_of"] = self.copy_of
         if self.on_end:
             fields["on_end"] = True
-        return orjson.dumps(fields)
+        return orjson.dumps(fields if self.parent is None else fields | self._of_parent())
+
+    def _of_parent(self) -> dict[str, Any]:
+        """Return the fields that a child has from its parent."""
+        fields = {"parent": self.parent, "depth": self.depth}
+        return fields if self.version is None else {**fields, "version": self.version}
 
     @classmethod
     def decode(cls, data: bytes) -> Envelope:
@@ -365,8 +378,10 @@ class EnvelopeTemplate:
         *,
         app: str | None = None,
         on_end: bool = False,
+        **inherited: Any,
     ) -> None:
-        given: dict[str, Any] = {} if options is None else {"options": options}
+        """inherited: parent, depth and version of a spawned task."""
+        given: dict[str, Any] = inherited if options is None else {**inherited, "options": options}
         if isinstance(tags, str):
             raise ValueError(f"tags must be a list of texts, got {tags!r}")
         try:

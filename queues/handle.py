@@ -68,6 +68,11 @@ _SERVED: ContextVar[Collection[str]] = ContextVar("perdure_served_queues", defau
 _OPENER: ContextVar[Callable[..., TaskHandle[Any]] | None] = ContextVar("perdure_handle_opener", default=None)
 """Makes handles from their JSON form in the tasks of a worker; None outside of tasks."""
 
+_PARKING: ContextVar[Callable[[TaskHandle[Any], Moment | None], Coroutine[Any, Any, Any] | None] | None] = ContextVar(
+    "perdure_parking", default=None
+)
+"""Returns a wait for a task's result that parks the caller's run; None where the caller waits in memory."""
+
 _OPEN: Final[Any] = object()
 """Default of a result that is not given: None is a result."""
 
@@ -88,15 +93,20 @@ _POLL_INTERVAL: Final = 30.0
 
 
 @asynccontextmanager
-async def serving(queues: Collection[str], opener: Callable[..., TaskHandle[Any]]) -> AsyncIterator[None]:
+async def serving(
+    queues: Collection[str],
+    opener: Callable[..., TaskHandle[Any]],
+    parking: Callable[[TaskHandle[Any], Moment | None], Coroutine[Any, Any, Any] | None],
+) -> AsyncIterator[None]:
     """Know, in all asyncio tasks that are started in the block, that their worker serves these queues.
 
-    opener: makes a handle from task id, partition and decoder.
+    opener: makes a handle from task id, partition and decoder. parking: see `_PARKING`.
     """
-    served, opens = _SERVED.set(queues), _OPENER.set(opener)
+    served, opens, parks = _SERVED.set(queues), _OPENER.set(opener), _PARKING.set(parking)
     try:
         yield
     finally:
+        _PARKING.reset(parks)
         _OPENER.reset(opens)
         _SERVED.reset(served)
 
@@ -141,7 +151,7 @@ class TaskHandle(Generic[R]):
         self.partition = partition
         self._gateway = gateway
         self._notifications = notifications
-        self._decode = decode
+        self.decode = decode
         self._retention = retention
         self._followed = 0
         self._asked: float | None = None  # the timeout of the call that followed
@@ -214,7 +224,8 @@ class TaskHandle(Generic[R]):
         """Wait for the result and return it. If the task has a successor, return that one's result.
 
         Waits for a notification. Retries while Redis is unavailable, and for 30 s while it refuses the password, which
-        may be rotated meanwhile.
+        may be rotated meanwhile. In a handler outside its steps, the call is recorded once, like a step, and the
+        handler's task is parked meanwhile.
 
         Args:
             timeout: Seconds or a timedelta to wait, or a datetime until which to wait; None for ever.
@@ -228,6 +239,14 @@ class TaskHandle(Generic[R]):
             LargeValueLost: A part of a large result is missing.
             Refused: Redis refuses the user or password for longer.
         """
+        parking = _PARKING.get()
+        if parking is not None and (waiting := parking(self, timeout)) is not None:
+            awaited: R = await waiting
+            return awaited
+        return self.decode(await self.read_result(timeout))
+
+    async def read_result(self, timeout: Moment | None = None) -> bytes:
+        """Wait for the result in memory, and return it as JSON. See `result`."""
         started = RUNTIME.monotonic()
         timeout = None if timeout is None else seconds_until(timeout, "timeout")
         try:
@@ -242,7 +261,7 @@ class TaskHandle(Generic[R]):
             raise TimeoutError(await self._explain_wait(self._asked or timeout or 0.0)) from None
         if record.handed_to is not None:
             left = None if timeout is None else max(0.0, timeout - (RUNTIME.monotonic() - started))
-            return await (await self._next(record.handed_to, self._asked or timeout)).result(left)
+            return await (await self._next(record.handed_to, self._asked or timeout)).read_result(left)
         return await self._outcome(record)
 
     def _warn_of_deadlock(self) -> None:
@@ -251,7 +270,7 @@ class TaskHandle(Generic[R]):
             "serves: if every slot waits like this, no worker runs the awaited tasks; return without the result, or "
             "continue in the other task with ctx.continue_as",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
     async def _explain_wait(self, timeout: float) -> str:
@@ -283,7 +302,7 @@ class TaskHandle(Generic[R]):
             found,
             self._gateway,
             self._notifications,
-            self._decode,
+            self.decode,
             retention=self._retention,
             payload_limit=self._payload_limit,
         )
@@ -307,19 +326,19 @@ class TaskHandle(Generic[R]):
         async with AsyncExitStack() as stack:
             yield await retry_while_unavailable(lambda: stack.enter_async_context(self._notifications.listen(channel)))
 
-    async def _outcome(self, record: Record) -> R:
+    async def _outcome(self, record: Record) -> bytes:
         if record.state is State.CANCELLED:
             raise TaskCancelled(self.id)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
         if record.result is None:
-            return self._decode(b"null")
+            return b"null"
         data = record.cipher.decrypt(RESULT, record.result)
         if (value := LargeValue.decode(data)) is not None:
             key, what = self.partition.record(self.id), f"the result of task {self.id}"
             decrypt = partial(record.cipher.decrypt, RESULT_CHUNKS)
             data = await read_large(self._gateway, key, "result", "", value, decrypt, what)
-        return self._decode(data)
+        return data
 
     async def cancel(self) -> State:
         """Cancel the task: at once if no worker runs it, else as soon as its worker gets the request.
@@ -599,9 +618,9 @@ async def _cancel(
     answer = b"changed"
     while answer == b"changed":  # the task was replaced or replayed after it was read
         stored, (source, *found) = await gateway.pipeline(
-            [("HGET", namespace.config, "result_ttl"), ("HMGET", record, "handed_from", *_READ, "waits")]
+            [("HGET", namespace.config, "result_ttl"), ("HMGET", record, "handed_from", *_READ, "wakes", "waits")]
         )
-        *read, waits = (value or b"" for value in found)
+        *read, wakes, waits = (value or b"" for value in found)
         if life is not None and life != _life(*read):
             return answer
         ttl = read_seconds(stored) or retention
@@ -610,9 +629,25 @@ async def _cancel(
         kept = (round(ttl * 1000), registered_retention(ttl))
         args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits)
         answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
+    if answer == b"deferred" and b"join:" in wakes:
+        await _close_joins(gateway, partition, task_id, wakes.decode(), retention)
     if answer == b"cancelled" and task_id.startswith("turn-"):
         await _end_turn(gateway, partition, task_id)
     return answer
+
+
+async def _close_joins(gateway: Gateway, partition: Partition, task_id: str, wakes: str, retention: float) -> None:
+    """Cancel the children that a parent waits for, which may occupy the slots that its own end needs.
+
+    Its worker cancels what is left, also if this caller dies or may not do so.
+    """
+    from .joins import JoinPlace, close_join
+
+    for word in wakes.split():
+        kind, _, value = word.partition(":")
+        if kind == "join":
+            with suppress(DecryptionError, Refused):
+                await close_join(gateway, JoinPlace(partition, task_id, value.partition(":")[0]), retention=retention)
 
 
 async def _request(gateway: Gateway, partition: Partition, task_id: str) -> State:

@@ -20,7 +20,7 @@ from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
 from .durable.sync.session import call_in_loop, in_handler_thread
 from .errors import InvalidArguments, first_problem
 from .middleware import EnqueueCall
-from .task import Task, hooked_message
+from .task import Task, TaskCall, hooked_message
 
 T = TypeVar("T")
 
@@ -52,6 +52,10 @@ class AgentTask(Generic[S]):
     def arguments(self) -> Arguments:
         """The goal and the inputs, as they are enqueued."""
         return self.task.arguments
+
+    def as_call(self) -> TaskCall[..., Any]:
+        """Return the agent's task with the options of a call that has none, for `ctx.spawn`."""
+        return self.task.as_call()
 
     async def enqueue(
         self, /, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any

@@ -6,10 +6,10 @@ What many tasks never use (memories, artifacts, workspaces, the state of agents)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, ParamSpec, TypeVar, overload
 
 from ..deadletter.policy import Retry
 from ..queues.defaults import unknown_option
@@ -21,6 +21,7 @@ from .durable.continuation import Receiver, continue_as
 from .durable.ended_task import EndedTask, read_ended_task
 from .durable.event_calls import log_once
 from .durable.first import First, first
+from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable, as_completed, gather, join, spawn
 from .durable.journal.chat import Message, Role, ToolCall
 from .durable.journal.event import Event
 from .durable.journal.resumption import Resumption
@@ -43,7 +44,7 @@ from .durable.steps.current import (
 from .durable.steps.threads import CURRENT_SESSION
 from .durable.steps.tool_calls import CallReasons
 from .durable.stop_reasons import Stop
-from .errors import StepDefinitionError, StepOutsideTask
+from .errors import ChildFailed, StepDefinitionError, StepOutsideTask
 from .log import logger
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ if TYPE_CHECKING:
     from .memory.task_memory import TaskMemory
     from .workspace.shared_workspace import SharedWorkspace
     from .workspace.task_workspace import Workspace
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _no_resources() -> None:
@@ -440,6 +445,104 @@ class Context(TaskInfo, StepCaller):
             StepOutsideTask: a step called this.
         """
         return await first(self._run, branches, self._options.durability)
+
+    # children, see docs/how-to/child-tasks.md
+
+    async def spawn(self, task: Spawnable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Enqueue a task as a child of this one: once per attempt, whatever happens to the worker.
+
+        A child does not outlive the attempt of its parent: what the attempt leaves open is cancelled. It has the trace
+        headers of the parent. `task.enqueue` enqueues a task that is no child.
+
+        Args:
+            task: a registered task, or `task.options(...)`.
+            args, kwargs: its arguments.
+
+        Raises:
+            InvalidArguments: the arguments do not fit the task; nothing was enqueued.
+            SpawnRefused: `task` is no task, or this one has too many parents above it; nothing was enqueued.
+            StepOutsideTask, LeaseLost: see there.
+        """
+        return await spawn(self._run, task, args, kwargs)
+
+    async def join(self, child: TaskHandle[R], /) -> R:
+        """Wait for a child that `spawn` has returned, and return its result. Recorded once, like a step.
+
+        This task is parked meanwhile, without a worker.
+
+        Raises:
+            ChildFailed: the child is a dead letter, or was cancelled.
+            SpawnRefused: the handle is of another task; `await handle.result()` waits for any.
+        """
+        result: R = await join(self._run, child)
+        return result
+
+    @overload
+    async def gather(
+        self,
+        task: Spawnable[..., R],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        limit: int | None = DEFAULT_LIMIT,
+        errors: Literal["raise", "wait"] = "raise",
+    ) -> list[R]: ...
+    @overload
+    async def gather(
+        self,
+        task: Spawnable[..., R],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        limit: int | None = DEFAULT_LIMIT,
+        errors: Literal["keep"],
+    ) -> list[R | ChildFailed]: ...
+    async def gather(
+        self,
+        task: Spawnable[..., Any],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        limit: int | None = DEFAULT_LIMIT,
+        errors: Errors = "raise",
+    ) -> list[Any]:
+        """Spawn a child for each item, wait for all, and return their results in the order of the items.
+
+        This task is parked meanwhile, without a worker, and runs once more when all children have ended. Recorded once,
+        like a step: a later attempt has the results, unless the call failed.
+
+        Args:
+            task: a registered task, or `task.options(...)`.
+            items: a list, or a generator, which is read to its end before the first child starts. An item is the only
+                argument of its child; a tuple has the arguments by position, a dict has them by name.
+            limit: children that are open at once; None for all. The next one starts when one has ended.
+            errors: the meaning of a child that ends without a result. `raise` cancels the others and raises
+                `ChildFailed`. `keep` puts the `ChildFailed` into the list. `wait` waits until the dead letter is
+                replayed.
+
+        Raises:
+            ChildFailed: see `errors`; also if a child was cancelled, and `errors` is `wait`.
+            InvalidArguments, SpawnRefused: see `spawn`; nothing was enqueued.
+        """
+        return await gather(self._run, task, items, limit, errors)
+
+    def as_completed(
+        self,
+        task: Spawnable[..., R],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        limit: int | None = DEFAULT_LIMIT,
+        errors: Errors = "raise",
+    ) -> AsyncGenerator[R]:
+        """Spawn a child for each item, and yield the results as they arrive: `async for page in ctx.as_completed(...)`.
+
+        A resumed run gets the results in the same order. This task is parked while it waits for the next one. Children
+        that are left when the loop ends early are cancelled with the end of the attempt.
+
+        Args:
+            task, items, limit, errors: see `gather`.
+
+        Raises:
+            ChildFailed, InvalidArguments, SpawnRefused: see `gather`.
+        """
+        return as_completed(self._run, task, items, limit, errors)
 
     # messages, see docs/how-to/messages.md
 

@@ -10,6 +10,8 @@ PerdureError
 │   ├── Incoherent              an agent failed a coherence check
 │   ├── UnknownTask             no handler is registered for the task on this worker
 │   ├── WrongApp                the task belongs to another app than this worker runs
+│   ├── SpawnRefused            a child cannot be spawned or joined here; nothing was enqueued
+│   ├── ChildFailed             a spawned child ended without a result
 │   └── CrashLoop               too many deliveries ended without an outcome
 ├── StepError                   definition or call of a step
 │   ├── StepDefinitionError     a name, a function, its arguments or options cannot make a step
@@ -80,7 +82,7 @@ from ..deadletter.error_text import error_text
 from ..queues.defaults import MAX_SECONDS
 from ..queues.doubts import failure_text, resolve_command
 from ..queues.durations import Moment, seconds_until
-from ..queues.errors import PerdureError
+from ..queues.errors import PerdureError, TaskOutcome
 from ..queues.wording import shortened
 
 
@@ -160,6 +162,22 @@ class WrongApp(TaskError, LookupError):
             f"{owner!r} on queue {queue!r}, or give one of the apps another queue or PERDURE_NAMESPACE"
         )
         self.task, self.owner, self.app = task, owner, app
+
+
+class SpawnRefused(TaskError, ValueError):
+    """A child that cannot be spawned or joined. Retrying does not help."""
+
+
+class ChildFailed(TaskError):
+    """A child ended without a result: it is a dead letter, or was cancelled.
+
+    task_id: of the child. number: position of the child in its `gather` or `as_completed`, from 0; else 0. error: the
+    `TaskFailed` or `TaskCancelled` of the child.
+    """
+
+    def __init__(self, task_id: str, error: TaskOutcome, number: int = 0) -> None:
+        super().__init__(f"child {error}")
+        self.task_id, self.error, self.number = task_id, error, number
 
 
 class CrashLoop(TaskError):

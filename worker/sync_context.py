@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from .context import Context, TaskInfo
 from .durable.answers import Wait
+from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable
 from .durable.step_caller import StepCaller
 from .durable.steps.current import check_name
 from .durable.sync.blocking import Blocking, blocking
@@ -205,6 +206,29 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     forget = blocking(Context.forget)
     sleep = blocking(Context.sleep)
     sleep_until = blocking(Context.sleep_until)
+    spawn = blocking(Context.spawn)
+    join = blocking(Context.join)
+    gather = blocking(Context.gather)
+
+    def as_completed(
+        self,
+        task: Spawnable[..., R],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        limit: int | None = DEFAULT_LIMIT,
+        errors: Errors = "raise",
+    ) -> Iterator[R]:
+        """Spawn a child for each item, and yield the results as they arrive. See `Context.as_completed`."""
+        results = self._wrapped.as_completed(task, items, limit=limit, errors=errors)
+
+        async def following() -> tuple[bool, Any]:
+            try:
+                return True, await anext(results)
+            except StopAsyncIteration:
+                return False, None
+
+        while (found := call_in_loop(following))[0]:
+            yield found[1]
 
     @contextmanager
     def saga(self) -> Iterator[SyncSaga]:

@@ -16,10 +16,10 @@ from collections.abc import (
     Sized,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, Concatenate, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeVar, get_args
+from typing import Any, Concatenate, Final, Generic, Literal, NamedTuple, Never, ParamSpec, Protocol, TypeVar, get_args
 
 import orjson
 
@@ -31,6 +31,7 @@ from ..queues.envelope import EnvelopeTemplate, Options, TaskMessage, make_optio
 from ..queues.handle import TaskHandle
 from ..queues.keys import Partition
 from ..queues.producer import Key, Producer, batched, key_of, map_items
+from ..queues.security.secret_arguments import SecretPaths
 from ..queues.transport.replication import Replicated
 from ..queues.transport.threadsafe_calls import blocking
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments, type_hints
@@ -40,7 +41,7 @@ from .durable.run import Run
 from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
 from .durable.sync.session import call_in_loop, in_handler_thread
-from .errors import InvalidArguments, TaskDefinitionError
+from .errors import InvalidArguments, SpawnRefused, TaskDefinitionError
 from .middleware import Chain, EnqueueCall
 from .sync_context import SyncContext, call_in_thread
 from .sync_producer import SyncProducer
@@ -194,6 +195,10 @@ class Task(Generic[P, R]):
         """The decoder of the task's results."""
         return self.result.decode
 
+    def as_call(self) -> TaskCall[P, R]:
+        """Return the task with the options of a call that has none."""
+        return TaskCall(self, self.template)
+
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue the task. Once this returns, the task is never lost.
 
@@ -272,6 +277,16 @@ class Task(Generic[P, R]):
         return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
 
 
+class ChildArguments(NamedTuple):
+    """Arguments of a child: as they were given, and encoded. key: its ordering key."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    key: str | None
+    data: bytes
+    secrets: SecretPaths
+
+
 @dataclass(frozen=True, slots=True)
 class TaskCall(Generic[P, R]):
     """A task with options, ready to be enqueued."""
@@ -286,6 +301,49 @@ class TaskCall(Generic[P, R]):
     headers: Mapping[str, str] | None = None
     limits: Options = _NO_WISH
     tags: Collection[str] = ()
+    inherited: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the envelope that a spawned task has from its parent."""
+
+    def as_call(self) -> TaskCall[P, R]:
+        """Return this call."""
+        return self
+
+    def spawned(self, headers: Mapping[str, str], inherited: Mapping[str, Any]) -> TaskCall[P, R]:
+        """Return the call of a child: with fields of the envelope that it has from its parent.
+
+        headers: the parent's that the child gets if the call has none of their names.
+
+        Raises `SpawnRefused` for options that a child cannot have.
+        """
+        refused = {"delay": self.delay, "task_id": self.task_id, "durability": self.durability}
+        if given := [name for name, value in refused.items() if value]:
+            raise SpawnRefused(
+                f"could not spawn task {self.task.name!r}: a child cannot have the option {given[0]}; enqueue the task "
+                "in place of spawning it"
+            )
+        merged = {**headers, **(self.headers or {})}
+        fields = {**inherited, "version": self.task.version if self.task.version > 1 else None}
+        return replace(self, template=self._form(merged, fields), headers=merged, inherited=fields)
+
+    def encode_child(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ChildArguments:
+        """Return the arguments of a child. Raises `InvalidArguments`."""
+        key = self.key
+        if callable(key):
+            key = key_of(key, self.task.arguments.by_name(args, kwargs))
+        return ChildArguments(args, kwargs, key, *self.task.arguments.encode_call(args, kwargs))
+
+    async def child_message(self, child: ChildArguments, task_id: str) -> TaskMessage:
+        """Return the message of a child."""
+        if (chain := self.task.app.enqueue_chain) is not None:
+            return await self._hooked(chain, child.args, child.kwargs, child.key, task_id)
+        return self.template.message(child.data, child.secrets, key=child.key, task_id=task_id)
+
+    def _form(self, headers: Mapping[str, str] | None, inherited: Mapping[str, Any]) -> EnvelopeTemplate:
+        cleanup = self.task.on_end is not None
+        app = self.task.app.name
+        return EnvelopeTemplate(
+            self.task.name, headers, self.limits, self.tags, app=app, on_end=cleanup, **inherited
+        )
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
@@ -302,9 +360,9 @@ class TaskCall(Generic[P, R]):
             return [await self._enqueue(args, kwargs, task_id, _always if planned else self.task.arguments.same)]
 
         def call() -> bytes:
-            return self._call_text([self.task.arguments.encode_call(args, kwargs)[0]])
+            return self.call_text([self.task.arguments.encode_call(args, kwargs)[0]])
 
-        [handle] = await enqueue_once(run, self.task.name, call, enqueue, self._handle, own_ids=own is not None)
+        [handle] = await enqueue_once(run, self.task.name, call, enqueue, self.handle, own_ids=own is not None)
         return handle
 
     async def _enqueue(
@@ -323,19 +381,19 @@ class TaskCall(Generic[P, R]):
             message = await self._hooked(chain, args, kwargs, key, task_id)
         return await self.task.app.producer.send_one(
             message,
-            queue=self._queue,
+            queue=self.own_queue,
             delay=self.delay,
             decode=self.task.decode,
             durability=self.durability,
             same=same,
         )
 
-    def _call_text(self, arguments: Iterable[bytes]) -> bytes:
+    def call_text(self, arguments: Iterable[bytes]) -> bytes:
         """Return what tells a call in a handler from others of the same task."""
         key = self.key if isinstance(self.key, str) else None
-        return b"\n".join([orjson.dumps([self._queue, key]), *arguments])
+        return b"\n".join([orjson.dumps([self.own_queue, key]), *arguments])
 
-    def _handle(self, task_id: str, partition: Partition) -> TaskHandle[R]:
+    def handle(self, task_id: str, partition: Partition) -> TaskHandle[R]:
         return self.task.app.producer.handle_at(task_id, partition, self.task.decode)
 
     async def enqueue_many(self, /, many: Many, **unknown: Never) -> list[TaskHandle[R]]:
@@ -357,18 +415,18 @@ class TaskCall(Generic[P, R]):
 
         def call() -> bytes:
             encode = self.task.arguments.encode_call
-            return self._call_text(encode((), self._checked(item))[0] for item in many)
+            return self.call_text(encode((), self._checked(item))[0] for item in many)
 
         if not many:
             return []
-        return list(await enqueue_once(run, self.task.name, call, enqueue, self._handle, own_ids=own is not None))
+        return list(await enqueue_once(run, self.task.name, call, enqueue, self.handle, own_ids=own is not None))
 
     async def _enqueue_many(
         self, many: Many, ids: IdsOfItems | None, same: Callable[[bytes, bytes], bool] | None
     ) -> list[TaskHandle[R]]:
         return await self.task.app.producer.send(
             self._messages(many, ids),
-            queue=self._queue,
+            queue=self.own_queue,
             delay=self.delay,
             decode=self.task.decode,
             durability=self.durability,
@@ -397,7 +455,7 @@ class TaskCall(Generic[P, R]):
             return self._stream_once(run, many, ids)
         return self.task.app.producer.send_stream(
             self._messages(many, ids),
-            queue=self._queue,
+            queue=self.own_queue,
             delay=self.delay,
             decode=self.task.decode,
             durability=self.durability,
@@ -489,7 +547,7 @@ class TaskCall(Generic[P, R]):
         call = EnqueueCall(
             task=task.name,
             arguments=task.arguments.by_name(args, kwargs),
-            queue=self._queue,
+            queue=self.own_queue,
             options={name: value for name, value in options.items() if value is not None},
             headers=dict(self.headers or {}),
         )
@@ -498,16 +556,14 @@ class TaskCall(Generic[P, R]):
             arguments, secrets = task.arguments.encode_call(args, kwargs)
             template = self.template
             if call.headers:
-                cleanup = task.on_end is not None
-                template = EnvelopeTemplate(
-                    task.name, call.headers, limits, self.tags, app=task.app.name, on_end=cleanup
-                )
+                template = self._form(call.headers, self.inherited)
             return template.message(arguments, secrets, key=key, task_id=task_id)
 
         return await hooked_message(chain, call, build)
 
     @property
-    def _queue(self) -> str:
+    def own_queue(self) -> str:
+        """The queue of the call, else that of the task."""
         return self.queue or self.task.queue
 
 

@@ -233,6 +233,8 @@ def _waiting(facts: Facts) -> _Said:
         return _asleep(facts, since, until)
     if facts.waits:
         return _unanswered(facts, until)
+    if facts.joins:
+        return _joining(facts, what, since, until)
     things = "approval" if what == "approval" else waited_for(what)
     text = f"it {'is' if since is None else 'has been'} waiting for {things}"
     text += f" by {on}" if on else ""
@@ -283,6 +285,28 @@ def _unanswered(facts: Facts, until: int | None) -> _Said:
     return _Said(
         "answer", text + unless_served(facts), remedy, first.opened, until, first.who or None, first.why or None
     )
+
+
+def _joining(facts: Facts, what: str, since: int | None, until: int | None) -> _Said:
+    """Explain a parked task that waits for other tasks."""
+    now, joins = facts.now, facts.joins
+    total, ended = sum(join.total for join in joins), sum(join.ended for join in joins)
+    awaited = f"{counted(total, 'child', 'children')}, of which {ended} have ended"
+    if what == "result":
+        awaited = "the result of another task"
+    text = f"it {'is' if since is None else 'has been'} waiting for {awaited}"
+    text += f" since {clock(since, now)}" if since is not None else ""
+    if (failed := next((join.failed for join in joins if join.failed is not None), None)) is not None:
+        text += f"; {failed} has failed"
+    elif facts.open_child is not None:
+        text += f"; one that has not: {facts.open_child}"
+    remedy = None if facts.open_child is None else f"see why it has not ended: perdure task why {facts.open_child}"
+    if until is not None and until <= now:
+        cause, missing, start = (what, "a worker takes it next", None) if serving_workers(facts) else next_worker(facts)
+        return _Said(cause, f"{text}; {missing}", start, since, until)
+    if until is not None:
+        text += f"; without an end of them it continues {at_text(until, now)}"
+    return _Said(what, text + unless_served(facts), remedy, since, until)
 
 
 def _unreadable(messages: Sequence[InboxMessage]) -> str:

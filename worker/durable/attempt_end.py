@@ -1,8 +1,9 @@
 """The end of an attempt: what the act that stores its outcome changes in the checkpoint for the next attempt.
 
-The records of enqueued tasks belong to their attempt: the next one enqueues new tasks. So do the records of steps that
-the handler has forgotten (`ctx.forget`): the next attempt runs them again, under new idempotency keys. Nothing changes
-before the outcome is stored, so that a run which takes over after a crash sees what the lost one saw.
+The records of enqueued tasks belong to their attempt: the next one enqueues new tasks. So do those of spawned children
+that failed or are not joined yet. So do the records of steps that the handler has forgotten (`ctx.forget`): the next
+attempt runs them again, under new idempotency keys. Nothing changes before the outcome is stored, so that a run which
+takes over after a crash sees what the lost one saw.
 """
 
 from __future__ import annotations
@@ -32,16 +33,32 @@ ENQUEUED: Final = "#enqueue"
 _FORGET: Final = "#forget"
 """Name of the records of `ctx.forget`."""
 
-_ENDING: Final = re.compile(rf"(?:^|/)(?:{ENQUEUED}:|{_FORGET}(?:#|$))")
+SPAWN: Final = "#spawn"
+GATHER: Final = "#gather"
+COMPLETED: Final = "#completed"
+JOIN: Final = "#join"
+RESULT: Final = "#result"
+"""Beginnings of the names of the records of calls that spawn and await children."""
+
+_ENDING: Final = re.compile(
+    rf"(?:^|/)(?:(?:{ENQUEUED}|{SPAWN}|{GATHER}|{COMPLETED}|{JOIN}|{RESULT}):|{_FORGET}(?:#|$))"
+)
 """Keys of records that end with each attempt."""
+
+_OF_CHILDREN: Final = re.compile(rf"(?:^|/)(?:{SPAWN}|{GATHER}|{JOIN}|{RESULT}):")
+"""Keys of records that end with the attempt unless the children have succeeded."""
 
 
 class AttemptEnd(RunObserver):
     """Records that end with the attempt of a run: of enqueued tasks and calls of `forget`, and forgotten steps."""
 
-    __slots__ = ("enqueued", "forgotten", "undone")
+    __slots__ = ("awaited", "enqueued", "forgotten", "spawned", "undone")
 
     def __init__(self) -> None:
+        self.awaited: dict[str, bool] = {}
+        """Whether all children succeeded, by the keys of records of awaited children that this run has stored."""
+        self.spawned: dict[str, bytes] = {}
+        """Records of `ctx.spawn` that this run has stored."""
         self.enqueued: dict[str, Sequence[str]] = {}
         self.forgotten: dict[str, Sequence[str]] = {}
         """Both: names of the chunks of a large result, by the key of the record."""
@@ -72,6 +89,8 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
             if any(failure is cause for cause in causes):
                 end.forgotten |= keys
         ended |= {**end.enqueued, **end.forgotten}
+    for key in _kept(run, end):
+        ended.pop(key, None)
     changes: list[Argument] = []
     for key in sorted(ended):
         for field in (f"d:{key}", f"i:{key}", f"s:{key}", *(f"c:{chunk}" for chunk in ended[key])):
@@ -83,6 +102,40 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
         cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
         changes += (field, cipher.encrypt(field, orjson.dumps(counts)))
     return changes
+
+
+def _kept(run: Run, end: AttemptEnd | None) -> Iterable[str]:
+    """Return the keys of records of children that outlive the attempt: those of results, and of the joined children."""
+    done = {key: record for key, record in run.history.done.items() if _OF_CHILDREN.search(key)}
+    if done:
+        done = {key: _readable(run, key, record) for key, record in done.items()}
+    awaited = {key: _has_results(record) for key, record in done.items() if f"{SPAWN}:" not in key}
+    spawned = [(key, record) for key, record in done.items() if f"{SPAWN}:" in key]
+    if end is not None:
+        awaited |= end.awaited
+        spawned += end.spawned.items()
+    kept = [key for key, results in awaited.items() if results]
+    joined = {key.partition(f"{JOIN}:")[2] for key in kept if f"{JOIN}:" in key}
+    return kept + [key for key, record in spawned if spawned_id(record) in joined]
+
+
+def _readable(run: Run, key: str, record: bytes) -> bytes:
+    """Return a record, which is still encrypted if no handler was called."""
+    try:
+        StepRecord.decode(record)
+    except ValueError:
+        return run.gateway.encryptor.of(run.delivery.partition, run.id).decrypt(f"d:{key}", record)
+    return record
+
+
+def _has_results(record: bytes) -> bool:
+    """Return whether the record of awaited children has results; that of a failure is an object."""
+    return StepRecord.decode(record).result[:1] != b"{"
+
+
+def spawned_id(record: bytes) -> str:
+    """Return the id of the child in the record of a call of `ctx.spawn`."""
+    return str(orjson.loads(StepRecord.decode(record).result)["id"])
 
 
 async def forget(run: Run, names: Sequence[str]) -> None:

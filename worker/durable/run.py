@@ -209,6 +209,16 @@ class Run(HandlerTask):
         """Return the first observer of a type. May be called from any thread."""
         return next((one for one in self._observers if isinstance(one, kind)), None)
 
+    @property
+    def observed(self) -> bool:
+        """Whether it has observers."""
+        return bool(self._observers)
+
+    async def settled(self, *, ended: bool) -> None:
+        """Notify the observers that the outcome is stored. ended: whether the attempt has ended with it."""
+        for observer in self._observers:
+            await observer.on_settled(self, ended=ended)
+
     async def save(self) -> None:
         """Let the observers store unsaved data. Raises `PayloadTooLarge`, `LeaseLost`."""
         for observer in self._observers:
@@ -511,6 +521,9 @@ class RunObserver:
 
     def on_recorded(self) -> None:
         """A result or progress was stored that no earlier run had stored."""
+
+    async def on_settled(self, run: Run, *, ended: bool) -> None:
+        """The outcome of the run is stored. ended: whether the attempt has ended with it."""
 
     async def on_checkpoint(self) -> None:
         """The handler asked to store what is not stored yet."""

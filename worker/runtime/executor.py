@@ -33,7 +33,17 @@ from ..log import logger
 from ..middleware import Middleware, build_chain
 from ..registry import Registry
 from ..settings import Settings
-from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, RunSettlement, Success, settlement_of
+from .outcome import (
+    AwaitVersion,
+    Outcome,
+    Park,
+    Quarantined,
+    Rerun,
+    RunSettlement,
+    Success,
+    ends_attempt,
+    settlement_of,
+)
 from .quarantine_gate import QuarantineGate
 from .settler import Settler
 from .shared_settings import SharedSettings
@@ -181,12 +191,14 @@ class Executor:
         if self._on_progress is not None:
             run.observe(_FirstResult(self))
         outcome: Outcome | None = None
+        settled: Outcome | None = None
         try:
             if delivery.claimed:
                 await self._slots.wait_turn()
             execution = Execution(run, self._resources)
             outcome = await self._decide(execution)
             await self._settle(execution, outcome, self._slots.stay)
+            settled = outcome
         except LeaseLost as error:
             logger.bind(task=envelope.task, id=run.id).warning("{}; another worker continues", error)
         except EntriesLost as lost:
@@ -200,10 +212,19 @@ class Executor:
             if delivery.has_history:
                 self._gate.resolved(delivery)
                 self._gate.release(run)
+            await self._notify_observers(run, settled)
             writer = run.close()
             if writer is not None:
                 await writer.close()
         return isinstance(outcome, (Rerun, Park, AwaitVersion))
+
+    async def _notify_observers(self, run: Run, outcome: Outcome | None) -> None:
+        if outcome is None or not run.observed:
+            return
+        try:
+            await run.settled(ended=ends_attempt(outcome))
+        except Exception as error:  # noqa: BLE001 - the janitor does what is left
+            _log_failure(error, run)
 
     async def give_up(self, run: Run) -> bool:
         """Settle a run whose handler ignores its cancellation.
@@ -222,6 +243,7 @@ class Executor:
                 execution = Execution(run, self._resources)
                 execution.task = task
                 await self._settle(execution, outcome, run.touch)
+                await self._notify_observers(run, outcome)
         except LeaseLost as error:
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker continues", error)
         except EntriesLost as lost:

@@ -27,6 +27,7 @@ from ..errors import (
     ResultMismatch,
     RetryLater,
     Snooze,
+    SpawnRefused,
     StateError,
     StepDefinitionError,
     StepExited,
@@ -133,6 +134,13 @@ class Quarantined:
     stop = StopReason.QUARANTINED
 
 
+def ends_attempt(outcome: Outcome) -> bool:
+    """Return whether the next run of the task, if there is one, is another attempt."""
+    if isinstance(outcome, Rerun):
+        return outcome.max_returns is None and outcome.stop is not StopReason.CRASHED
+    return isinstance(outcome, (Success, Burial, Cancelled))
+
+
 Outcome = Success | Rerun | Burial | Cancelled | Release | Park | AwaitVersion | Quarantined
 
 _PERMANENT: Final[dict[type[BaseException], Reason]] = {
@@ -155,6 +163,7 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     WorkspaceTooLarge: Reason.NOT_RETRYABLE,
     TurnRefused: Reason.NOT_RETRYABLE,
     PayloadTooLarge: Reason.NOT_RETRYABLE,
+    SpawnRefused: Reason.NOT_RETRYABLE,
     ArtifactTooLarge: Reason.NOT_RETRYABLE,
 }
 """Errors that another attempt would only repeat."""

@@ -37,7 +37,7 @@ from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..errors import InvalidArguments, UnknownTask
 from ..log import FirstOfEach, log_wait, logger
 from ..registry import Registry
-from .outcome import AwaitVersion, Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
+from .outcome import AwaitVersion, Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success, ends_attempt
 from .shared_settings import SharedSettings
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -154,7 +154,7 @@ class Settler:
                 if self._returned.is_first(run.envelope.task, evidence.error):
                     bound.warning(_OTHER_CODE, evidence.message, outcome.max_returns)
         bound.log(level, "{}, scheduled again in {:.1f} s: {}: {}", what, delay, evidence.error, evidence.message)
-        changes = checkpoint_changes(run, outcome.error) if outcome.max_returns is None else ()
+        changes = checkpoint_changes(run, outcome.error) if ends_attempt(outcome) else ()
         return lambda: reschedule(
             gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last, changes=changes
         )

@@ -23,6 +23,7 @@ from ...queues.partitions.assignment import PartitionAssignment
 from ...queues.runtime import RUNTIME
 from ...queues.shared_config import SharedConfig, load_config
 from ..app import App
+from ..durable.joining import parked_result
 from ..durable.run import Run
 from ..durable.stop_reasons import StopReason
 from ..durable.waiting import SharedNotifications
@@ -282,7 +283,7 @@ class Worker:
         """
         if not self._joined:
             raise NotOpen("the worker is not connected: await run() within 'async with Worker(app) as worker:'")
-        served = serving(self.queues, self.app.producer.handle_at)
+        served = serving(self.queues, self.app.producer.handle_at, parked_result)
         background, reading = anyio.create_task_group(), anyio.create_task_group()
         async with served, background, reading:
             intake = Intake(

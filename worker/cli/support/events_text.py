@@ -162,6 +162,11 @@ def _amount(number: Any) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
+def _joined(data: Data) -> str:
+    what = str(data["child"]) if data.get("child") else f"{data.get('count', 0)} of them"
+    return what if not data.get("failed") else f"{what}, {data['failed']} without a result"
+
+
 def _by(data: Data) -> str:
     return f" (by {_short(data['by'])})" if data.get("by") else ""
 
@@ -176,6 +181,8 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "answer_dropped": _answered,
     "received": _received,
     "message_sent": _sent,
+    "children_spawned": lambda data: f"{data.get('count', 0)} of task {_short(data.get('task'))}",
+    "children_joined": _joined,
     "decided": _decided,
     "discovered": _discovered,
     "message_added": _message_added,

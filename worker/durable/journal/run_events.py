@@ -203,6 +203,38 @@ class AnswerDropped(Event):
 
 
 @built_in
+class ChildrenSpawned(Event):
+    """Children that the handler spawned.
+
+    Attributes:
+        task: Name of their task.
+        count: How many they are.
+        child: Id of the first.
+    """
+
+    type: Literal["children_spawned"] = "children_spawned"
+    task: str
+    count: Count = 1
+    child: str = ""
+
+
+@built_in
+class ChildrenJoined(Event):
+    """End of the children of a call, or of another task that the handler awaited.
+
+    Attributes:
+        count: How many they are.
+        failed: How many ended without a result, of those that the call has read.
+        child: Id of the awaited task, if it is one.
+    """
+
+    type: Literal["children_joined"] = "children_joined"
+    count: Count = 1
+    failed: Count = 0
+    child: str = ""
+
+
+@built_in
 class MessageSent(Event):
     """Message that the handler put into another task's inbox. to: id of that task. number: position in its inbox."""
 

@@ -1,0 +1,468 @@
+"""Children that a handler spawns and awaits without a slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from perdure import App, ChildFailed, Context, Retry, Snooze, SpawnRefused, SyncContext, TaskFailed
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues.records import State
+from perdure.worker.durable import joining
+
+from tests.support.workers import bounded, letter, running_worker, wait_until, work_off
+
+pytestmark = [pytest.mark.integration]
+
+ONCE = Retry(max_attempts=1)
+AT_ONCE = Retry(max_attempts=3, base=0.0)
+
+
+async def test_a_parent_and_its_children_need_one_slot_only(app: App) -> None:
+    runs = Counter[str]()
+
+    @app.task
+    async def grandchild(ctx: Context, number: int) -> int:
+        return number * 10
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        return sum(await ctx.gather(grandchild, [number, number + 1]))
+
+    @app.task
+    async def parent(ctx: Context) -> list[int]:
+        runs["parent"] += 1
+        return await ctx.gather(child, range(3))
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == [10, 30, 50]
+        assert runs["parent"] == 2
+
+
+async def test_spawn_and_join(app: App) -> None:
+    ran = Counter[str]()
+
+    @app.task
+    async def child(ctx: Context, name: str, times: int = 1) -> str:
+        ran[name] += 1
+        return name * times
+
+    @app.task
+    async def parent(ctx: Context) -> list[str]:
+        first = await ctx.spawn(child, "a")
+        second = await ctx.spawn(child.options(tags=["second"]), "b", times=2)
+        return [await ctx.join(second), await ctx.join(first), await ctx.join(first)]
+
+    async with app, running_worker(app, concurrency=1):
+        running = await parent.enqueue()
+        assert await bounded(running.result()) == ["bb", "a", "a"]
+        assert ran == {"a": 1, "b": 1}
+        events = [event.type async for event in running.events()]
+        assert events.count("children_spawned") == 2
+        assert events.count("children_joined") == 2
+
+
+async def test_the_window_advances_without_the_parent(app: App) -> None:
+    running = 0
+    largest = 0
+    runs = 0
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        nonlocal running, largest
+        running += 1
+        largest = max(largest, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> list[int]:
+        nonlocal runs
+        runs += 1
+        return await ctx.gather(child, range(20), limit=3)
+
+    async with app, running_worker(app, concurrency=16):
+        assert await bounded((await parent.enqueue()).result()) == list(range(20))
+        assert largest <= 3
+        assert runs == 2
+
+
+@pytest.mark.parametrize("how", ["list", "generator", "async generator", "tuples", "dicts", "none"])
+async def test_items(app: App, how: str) -> None:
+    read = Counter[str]()
+
+    @app.task
+    async def child(ctx: Context, number: int, add: int = 0) -> int:
+        return number + add
+
+    def generate() -> Iterator[int]:
+        read["items"] += 1
+        yield from (1, 2, 3)
+
+    async def stream() -> AsyncIterator[int]:
+        for number in generate():
+            yield number
+
+    @app.task
+    async def parent(ctx: Context) -> list[int]:
+        items: dict[str, Any] = {
+            "list": [1, 2, 3],
+            "generator": generate(),
+            "async generator": stream(),
+            "tuples": [(0, 1), (1, 1), (2, 1)],
+            "dicts": [{"number": 0, "add": 1}, {"number": 2}, {"number": 3}],
+            "none": iter(()),
+        }
+        return await ctx.gather(child, items[how])
+
+    async with app, running_worker(app, concurrency=1):
+        expected = [] if how == "none" else [1, 2, 3]
+        assert await bounded((await parent.enqueue()).result()) == expected
+        assert read["items"] == ("generator" in how)
+
+
+async def test_as_completed(app: App) -> None:
+    seen: list[list[int]] = []
+    ended = asyncio.Event()
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        if number == 0:
+            await ended.wait()
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> list[int]:
+        seen.append([])
+        async for number in ctx.as_completed(child, range(3)):
+            seen[-1].append(number)
+            if len(seen[-1]) == 2:
+                ended.set()
+        return seen[-1]
+
+    async with app, running_worker(app, concurrency=3):
+        result = await bounded((await parent.enqueue()).result())
+        assert sorted(result[:2]) == [1, 2]
+        assert result[2] == 0
+        assert all(result[: len(numbers)] == numbers for numbers in seen)
+
+
+@pytest.mark.parametrize("call", ["gather", "as_completed", "join"])
+async def test_a_child_that_fails(app: App, call: str) -> None:
+    started, ids = asyncio.Event(), list[str]()
+
+    @app.task(retry=ONCE)
+    async def child(ctx: Context, number: int) -> int:
+        if number == 1:
+            await started.wait()
+            raise LookupError("no such page")
+        ids.append(ctx.task_id)
+        started.set()
+        await asyncio.sleep(600)
+        return number
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context) -> str:
+        try:
+            if call == "gather":
+                await ctx.gather(child, range(2))
+            elif call == "as_completed":
+                _ = [number async for number in ctx.as_completed(child, range(2))]
+            else:
+                await ctx.spawn(child, 0)
+                await ctx.join(await ctx.spawn(child, 1))
+        except ChildFailed as error:
+            assert isinstance(error.error, TaskFailed)
+            return f"{error.number} {error.error.error['message']}"
+        return ""
+
+    async with app, running_worker(app, concurrency=3):
+        running = await parent.enqueue()
+        assert await bounded(running.result()) == f"{0 if call == 'join' else 1} no such page"
+        left = await app.producer.find(ids[0])
+        assert left is not None
+
+        async def is_cancelled() -> bool:
+            return await left.status() is State.CANCELLED
+
+        await wait_until(is_cancelled, "the other child is cancelled")
+
+
+async def test_errors_keep(app: App) -> None:
+    @app.task(retry=ONCE)
+    async def child(ctx: Context, number: int) -> int:
+        if number % 2:
+            raise LookupError(f"no page {number}")
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> list[str]:
+        found = await ctx.gather(child, range(4), errors="keep")
+        arrived = [result async for result in ctx.as_completed(child, range(4), errors="keep")]
+        assert sorted(map(str, arrived), key=len)[:2] in (["0", "2"], ["2", "0"])
+        return [f"{one.number}" if isinstance(one, ChildFailed) else f"={one}" for one in found]
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == ["=0", "1", "=2", "3"]
+
+
+async def test_errors_wait_for_the_replay_of_a_dead_child(app: App) -> None:
+    broken, ids = [True], list[str]()
+
+    @app.task(retry=ONCE)
+    async def child(ctx: Context, number: int) -> int:
+        if number == 1 and broken:
+            ids.append(ctx.task_id)
+            raise LookupError("no such page")
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> list[int]:
+        return await ctx.gather(child, range(3), errors="wait")
+
+    async with app, running_worker(app, concurrency=1):
+        running = await parent.enqueue()
+
+        async def is_dead() -> bool:
+            found = await app.producer.find(ids[0]) if ids else None
+            return found is not None and await found.status() is State.DEAD
+
+        await wait_until(is_dead, "the child is a dead letter")
+        broken.clear()
+        dead = await app.producer.find(ids[0])
+        assert dead is not None
+        assert await replay(app.producer.gateway, await letter(app, dead), Replay())
+        assert await bounded(running.result()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("once more"), Snooze(0.0)], ids=["failure", "snooze"])
+async def test_another_attempt_spawns_new_children_for_those_that_are_not_joined(app: App, error: Exception) -> None:
+    ids: list[str] = []
+    ran = Counter[int]()
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        ran[number] += 1
+        return number
+
+    @app.task(retry=AT_ONCE)
+    async def parent(ctx: Context) -> int:
+        total = sum(await ctx.gather(child, [1, 2]))
+        total += await ctx.join(await ctx.spawn(child, 3))
+        ids.append((await ctx.spawn(child, 4)).id)
+        if len(ids) < 3:
+            raise error
+        return total
+
+    async with app:
+        running = await parent.enqueue()
+        await work_off(app)
+        assert await bounded(running.result()) == 6
+        assert len(set(ids)) == 3
+        assert [ran[number] for number in (1, 2, 3)] == [1, 1, 1]
+
+
+async def test_a_retry_after_child_failed_spawns_new_children(app: App) -> None:
+    ran = Counter[int]()
+
+    @app.task(retry=ONCE)
+    async def child(ctx: Context, number: int) -> int:
+        ran[number] += 1
+        if number == 1 and ran[1] == 1:
+            raise LookupError("no such page")
+        return number
+
+    @app.task(retry=AT_ONCE)
+    async def parent(ctx: Context) -> list[int]:
+        return await ctx.gather(child, [0, 1])
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == [0, 1]
+        assert ran == {0: 2, 1: 2}
+
+
+async def test_the_children_of_a_cancelled_parent_are_cancelled(app: App) -> None:
+    ids: list[str] = []
+    loose: list[str] = []
+
+    @app.task
+    async def child(ctx: Context, number: int) -> None:
+        ids.append(ctx.task_id)
+        await asyncio.sleep(600)
+
+    @app.task
+    async def parent(ctx: Context) -> None:
+        loose.append((await child.options(delay=600).enqueue(9)).id)
+        await ctx.gather(child, range(5), limit=2)
+
+    async with app, running_worker(app, concurrency=2):
+        running = await parent.enqueue()
+
+        async def is_parked() -> bool:
+            return len(ids) == 2 and await running.status() is State.WAITING
+
+        await wait_until(is_parked, "the parent waits")
+        await running.cancel()
+
+        async def are_cancelled() -> bool:
+            handles = [await app.producer.find(task_id) for task_id in ids]
+            states = [await handle.status() for handle in handles if handle is not None]
+            return states == [State.CANCELLED] * 2 and await running.status() is State.CANCELLED
+
+        await wait_until(are_cancelled, "the children are cancelled")
+        assert len(ids) == 2
+        other = await app.producer.find(loose[0])
+        assert other is not None
+        assert await other.status() is State.SCHEDULED
+
+
+async def test_children_in_branches(app: App) -> None:
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> list[list[int]]:
+        async def branch(number: int) -> list[int]:
+            with ctx.scope(f"branch-{number}"):
+                return [number, *await ctx.gather(child, [number, number + 1])]
+
+        return await asyncio.gather(*map(branch, range(3)))
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == [[0, 0, 1], [1, 1, 2], [2, 2, 3]]
+
+
+async def test_a_plain_handler(app: App) -> None:
+    @app.task
+    def child(ctx: SyncContext, number: int) -> int:
+        return number
+
+    @app.task
+    def parent(ctx: SyncContext) -> list[int]:
+        one = ctx.join(ctx.spawn(child, 7))
+        return [one, *ctx.gather(child, [1, 2]), *sorted(ctx.as_completed(child, [3, 4]))]
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == [7, 1, 2, 3, 4]
+
+
+async def test_a_result_that_is_awaited_in_a_handler_parks_it(app: App) -> None:
+    runs = Counter[str]()
+
+    @app.task(retry=ONCE)
+    async def other(ctx: Context, fails: bool) -> str:
+        if fails:
+            raise LookupError("no such page")
+        return "done"
+
+    @app.task
+    async def parent(ctx: Context) -> list[str]:
+        runs["parent"] += 1
+        found = [await (await other.enqueue(False)).result()]
+        try:
+            await (await other.enqueue(True)).result()
+        except TaskFailed as error:
+            found.append(error.reason)
+        later = await other.options(delay=600).enqueue(False)
+        try:
+            await later.result(timeout=0.05)
+        except TimeoutError:
+            found.append("timeout")
+        return found
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == ["done", "attempts_exhausted", "timeout"]
+        assert runs["parent"] >= 3
+
+
+async def test_children_have_the_trace_of_their_parent(app: App) -> None:
+    seen: list[dict[str, str]] = []
+
+    @app.task
+    async def child(ctx: Context) -> None:
+        seen.append(dict(ctx.headers))
+
+    @app.task
+    async def parent(ctx: Context) -> None:
+        await ctx.join(await ctx.spawn(child))
+
+    async with app, running_worker(app):
+        headers = {"traceparent": "00-1-1-01", "own": "x"}
+        await bounded((await parent.options(headers=headers).enqueue()).result())
+        assert seen == [{"traceparent": "00-1-1-01"}]
+
+
+async def test_the_depth_of_children_is_limited(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "MAX_DEPTH", 2)
+
+    @app.task(retry=AT_ONCE)
+    async def child(ctx: Context, depth: int) -> int:
+        try:
+            return await ctx.join(await ctx.spawn(child, depth + 1))
+        except SpawnRefused as error:
+            assert "has 2 parents above it, which is the limit" in str(error)
+            return depth
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await child.enqueue(0)).result()) == 2
+
+
+async def test_bad_input(app: App) -> None:
+    problems: list[str] = []
+
+    @app.task
+    async def child(ctx: Context, number: int) -> None: ...
+
+    async def plain(ctx: Context) -> None: ...
+
+    @app.task
+    async def parent(ctx: Context) -> None:
+        other = await child.enqueue(1)
+        wrong: Any = ctx
+        calls = [
+            lambda: wrong.spawn(plain),
+            lambda: wrong.spawn("child", 1),
+            lambda: wrong.spawn(child),
+            lambda: wrong.spawn(child.options(delay=3), 1),
+            lambda: wrong.join("x"),
+            lambda: wrong.join(other),
+            lambda: wrong.gather(child, [1], limit=0),
+            lambda: wrong.gather(child, [1], limit=2.5),
+            lambda: wrong.gather(child, [1], errors="ignore"),
+            lambda: wrong.gather(child, 3),
+            lambda: wrong.gather(child, [1, "x"]),
+            lambda: wrong.gather(child, (number for number in (1, "x"))),
+        ]
+        for call in calls:
+            try:
+                await call()
+            except Exception as error:  # noqa: BLE001 - what it raises is the test
+                problems.append(str(error))
+
+    async with app, running_worker(app, concurrency=1):
+        running = await parent.enqueue()
+        await bounded(running.result())
+        starts = (
+            "spawn needs a registered task, got <function",
+            "spawn needs a task, got the name 'child': pass the task itself: ctx.spawn(child, ...)",
+            "task 'child': missing a required argument: 'number'",
+            "could not spawn task 'child': a child cannot have the option delay",
+            "join needs the handle that ctx.spawn has returned, got 'x'",
+            "could not join task ",
+            "limit must be a whole number of at least 1, or None for no limit, got 0",
+            "limit must be a whole number of at least 1, or None for no limit, got 2.5",
+            "errors must be 'raise', 'keep' or 'wait', got 'ignore'",
+            "gather needs a list or a generator with an item for each child, got 3",
+            "task 'child': number: ",
+            "task 'child': number: ",
+        )
+        assert len(problems) == len(starts), problems
+        for problem, start in zip(problems, starts, strict=True):
+            assert problem.startswith(start), problem
+            assert "\n" not in problem
+        assert "children_spawned" not in [event.type async for event in running.events()]

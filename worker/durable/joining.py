@@ -1,0 +1,710 @@
+"""Children: tasks that a handler spawns and awaits without a slot, and that do not outlive its attempt.
+
+Each call has a plan, which is stored before the first child: the id of the children, from which their ids and the name
+of their join follow. So a run that finds the plan adds the same children to the same join, which changes nothing where
+they are there already. When the call has its results, they are recorded like those of a step.
+
+A record of results outlives the attempt, as that of a step does. What has failed, and what is not joined yet, ends with
+the attempt: the next one spawns new children, and those that the attempt has left open are cancelled, once its outcome
+is stored. The janitor closes the joins of attempts whose worker died before it could (`queues/joins.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+
+import orjson
+
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.delivery.settlement import WakeCondition
+from ...queues.durations import Moment, seconds_until
+from ...queues.envelope import new_task_id
+from ...queues.errors import TaskCancelled, TaskFailed, TaskNotFound, TaskOutcome
+from ...queues.handle import TaskHandle, cancel_task
+from ...queues.joins import (
+    ChildEnd,
+    ChildOutcome,
+    JoinPlace,
+    OnFailure,
+    PlannedChild,
+    add_children,
+    child_places,
+    close_join,
+    ended_children,
+    life_of,
+    read_join,
+    read_outcomes,
+    watch_task,
+)
+from ...queues.keys import Namespace, Partition
+from ...queues.transport.backoff import retry_while_unavailable
+from ..errors import ChildFailed, SpawnRefused
+from ..log import log_wait, logger
+from .attempt_end import COMPLETED, GATHER, JOIN, RESULT, SPAWN, AttemptEnd, chunks_of
+from .child_tasks import enqueuing_run
+from .journal.event import Event
+from .journal.run_events import ChildrenJoined, ChildrenSpawned
+from .journal.step_record import StepRecord
+from .run import Run, RunObserver
+from .steps.codec import read_step_result, store_step_result
+from .steps.current import CURRENT_STEP, check_call
+from .steps.matching import digest_of, match_call
+from .waiting import OPEN, TIMED_OUT, Condition, redis_time, wait_until
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+Errors: TypeAlias = Literal["raise", "keep", "wait"]
+"""What the failure of a child means for the call that awaits it."""
+
+CHILDREN: Final = "#children"
+"""Checkpoint key that says that the task has spawned children: a worker must cancel it. See cancel.lua."""
+
+DEFAULT_LIMIT: Final = 50
+"""Children of one call that are open at once."""
+
+MAX_DEPTH: Final = 16
+"""Parents that a child may have above it."""
+
+MAX_CHILDREN: Final = 1_000_000
+"""Children of one call."""
+
+TRACE_HEADERS: Final = ("traceparent", "tracestate", "baggage")
+"""Headers that children have from their parent, so that they belong to its trace (W3C Trace Context)."""
+
+
+class Children(RunObserver):
+    """The children of a run: the joins to close at its end, and what its calls need of each other.
+
+    Attributes:
+        groups: Names of the joins that this run or an earlier one of the attempt has opened.
+        spawned: Names of their joins, by the ids of the children that `ctx.spawn` has spawned.
+    """
+
+    __slots__ = ("groups", "spawned")
+
+    def __init__(self) -> None:
+        self.groups: set[str] = set()
+        self.spawned: dict[str, str] = {}
+
+    async def on_settled(self, run: Run, *, ended: bool) -> None:
+        if ended:
+            await close_all(run)
+
+    @classmethod
+    def of(cls, run: Run) -> Children:
+        """Return that of a run, which is created at its first use."""
+        found = run.observer(cls)
+        if found is None:
+            found = cls()
+            run.observe(found)
+        return found
+
+
+class ChildrenLeft(Condition):
+    """The end of a join, or of more children than the caller has seen."""
+
+    __slots__ = ("_place", "_run", "_seen")
+
+    def __init__(self, run: Run, key: str, place: JoinPlace, seen: int | None, until: int | None, what: str) -> None:
+        super().__init__(key, what, until)
+        self._run = run
+        self._place = place
+        self._seen = seen
+
+    @property
+    def parked(self) -> WakeCondition:
+        group = self._place.group
+        return ("join", group if self._seen is None else f"{group}:{self._seen}")
+
+    async def look(self) -> Any:
+        state = await read_join(self._run.gateway, self._place)
+        if state is None or state.over or (self._seen is not None and state.ended > self._seen):
+            return True
+        return OPEN
+
+
+class Spawnable(Protocol[P, T]):
+    """A registered task or agent, or one with options."""
+
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+
+    def as_call(self) -> Any: ...
+
+
+class ChildCall(Protocol):
+    """The call of a task with options, as `TaskCall` is."""
+
+    @property
+    def task(self) -> Any: ...
+
+    @property
+    def own_queue(self) -> str: ...
+
+    def spawned(self, headers: Mapping[str, str], inherited: Mapping[str, Any]) -> ChildCall: ...
+
+    def encode_child(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
+
+    def child_message(self, child: Any, task_id: str) -> Any: ...
+
+    def call_text(self, arguments: Iterable[bytes]) -> bytes: ...
+
+    def handle(self, task_id: str, partition: Partition) -> TaskHandle[Any]: ...
+
+
+class _Plan(NamedTuple):
+    """The plan of a call. total: number of its children, None until all of them are in the join."""
+
+    id: str
+    total: int | None = None
+
+    @property
+    def group(self) -> str:
+        return group_of(self.id)
+
+    def ids(self, count: int | None = None) -> Iterable[str]:
+        total = self.total if count is None else count
+        return (_numbered(self.id, number) for number in range(total or 0))
+
+
+def group_of(planned: str) -> str:
+    """Return the name of the join of a call from the id of its plan."""
+    return digest_of(planned.encode())
+
+
+def _numbered(base: str, number: int) -> str:
+    return base if number == 0 else f"{base}-{number}"
+
+
+# calls of the context
+
+
+async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TaskHandle[Any]:
+    """Spawn a child. See `Context.spawn`."""
+    await check_call(run, SPAWN, own=True)
+    call = _child_call(run, "spawn", task)
+    child = call.encode_child(args, kwargs)
+    digest = digest_of(call.call_text([child.data]))
+    key, recorded, former = await match_call(run, f"{SPAWN}:{call.task.name}", digest, run.history.saved)
+    if former is not None:
+        recorded = StepRecord.decode(former).result
+    if recorded is not None:
+        run.touch()
+        return _spawned(run, call, recorded)
+    if run.stopping:
+        await run.boundary()
+    run.step_began(key)
+    try:
+        plan = await _planned(run, key, digest)
+        await _add(run, call, plan, [child], OnFailure.KEEP, 0)
+        place = _place(run, plan.group)
+        found = (await _retried(run, partial(child_places, run.gateway, place, [plan.id]))).get(plan.id)
+        at = found.partition if found is not None else _own(run).partition(call.own_queue)
+        data = orjson.dumps({"id": plan.id, "at": [at.namespace, at.queue, at.index], "group": plan.group})
+        event = ChildrenSpawned(task=call.task.name, count=1, child=plan.id)
+        record = StepRecord(data, digest, call.task.name)
+        await _record(run, key, record, event)
+        AttemptEnd.of(run).spawned[key] = record.encode()
+    finally:
+        run.step_ended(key)
+    return _spawned(run, call, data)
+
+
+def _spawned(run: Run, call: ChildCall, data: bytes) -> TaskHandle[Any]:
+    """Return the handle of a child that was spawned from its record."""
+    stored = orjson.loads(data)
+    namespace, queue, index = stored["at"]
+    children = Children.of(run)
+    children.groups.add(stored["group"])
+    children.spawned[stored["id"]] = stored["group"]
+    return call.handle(stored["id"], Namespace(namespace).partition(queue, index))
+
+
+async def join(run: Run, child: Any) -> Any:
+    """Wait for a child. See `Context.join`."""
+    await check_call(run, JOIN, own=True)
+    if not isinstance(child, TaskHandle):
+        raise SpawnRefused(f"join needs the handle that ctx.spawn has returned, got {child!r}")
+    children = Children.of(run)
+    group = children.spawned.get(child.id)
+    if group is None:
+        raise SpawnRefused(
+            f"could not join task {child.id}: this run has not spawned it; await handle.result() to wait for any task"
+        )
+    key = f"{JOIN}:{child.id}"
+    recorded = await run.history.read_record(key)
+    if recorded is None:
+        place = _place(run, group)
+        await wait_until(run, ChildrenLeft(run, key, place, None, None, "children"))
+        [outcome] = await _outcomes(run, place, [child.id])
+        data = await _record_outcomes(run, key, "", _stored(outcome, 0), child.id, [outcome])
+        run.history.done[key] = StepRecord(data, "", child.id).encode()
+        await _close(run, group)
+    else:
+        run.touch()
+        data = await read_step_result(run, key, StepRecord.decode(recorded).result)
+    return _value(orjson.loads(data), child.decode)
+
+
+async def gather(run: Run, task: Any, items: Any, limit: int | None, errors: Errors) -> list[Any]:
+    """Spawn a child for each item, and return their results. See `Context.gather`."""
+    call, group = await _open(run, GATHER, task, items, limit, errors)
+    if group.results is None:
+        await wait_until(run, ChildrenLeft(run, group.key, group.place, None, None, "children"))
+        await _join_all(run, group, errors)
+    run.touch()
+    if isinstance(group.results, dict):
+        raise _failure(group.results)
+    return [_value(found, call.task.decode, keep=errors == "keep") for found in group.results or ()]
+
+
+async def as_completed(
+    run: Run, task: Any, items: Any, limit: int | None, errors: Errors
+) -> AsyncGenerator[Any, None]:
+    """Spawn a child for each item, and yield their results as they arrive. See `Context.as_completed`."""
+    call, group = await _open(run, COMPLETED, task, items, limit, errors)
+    seen = 0
+    while seen < group.total:
+        read = partial(ended_children, run.gateway, group.place, seen)
+        arrived: Sequence[str] = await _retried(run, read)
+        if not arrived:
+            await check_call(run, COMPLETED, own=True)
+            await wait_until(run, ChildrenLeft(run, group.key, group.place, seen, None, "children"))
+            arrived = await _retried(run, read)
+            if not arrived:
+                raise _failure(_stored(ChildOutcome(_numbered(group.plan.id, seen), ChildEnd.LOST), seen))
+        for outcome in await _outcomes(run, group.place, arrived):
+            seen += 1
+            number = int(outcome.child[len(group.plan.id) + 1 :] or 0)
+            if outcome.state is not ChildEnd.SUCCEEDED and errors != "keep":
+                await _cancel_open(run, group.place)
+            run.touch()
+            yield _value(_stored(outcome, number), call.task.decode, keep=errors == "keep")
+            await check_call(run, COMPLETED, own=True)
+
+
+def parked_result(handle: TaskHandle[Any], timeout: Moment | None) -> Coroutine[Any, Any, Any] | None:
+    """Return the wait for the result of a task that parks the caller's run.
+
+    None where it is awaited in memory: in a step, outside of handlers, while the run stops, or for another namespace.
+    """
+    run = enqueuing_run()
+    if run is None or CURRENT_STEP.get() is not None:
+        return None
+    if handle.partition.namespace != run.delivery.partition.namespace:
+        return None
+    return result_of(run, handle, None if timeout is None else seconds_until(timeout, "timeout"))
+
+
+async def result_of(run: Run, handle: TaskHandle[Any], timeout: float | None) -> Any:
+    """Return the result of any task of this deployment, awaited in a handler outside its steps: the run may park."""
+    name = f"{RESULT}:{handle.id}"
+    await check_call(run, RESULT, own=True)
+    key, recorded, former = await match_call(run, name, _ANY, run.history.saved)
+    if former is not None:
+        recorded = StepRecord.decode(former).result
+    if recorded is None:
+        if run.stopping:
+            await run.boundary()
+        saved = run.history.saved.get(key)
+        started: dict[str, Any] | None = None if saved is None else orjson.loads(saved)
+        group = group_of(f"{key} {run.history.counters.attempts} {run.history.replays}")
+        place = _place(run, group)
+        if started is None:
+            until = None if timeout is None else await redis_time(run) + round(timeout * 1000)
+            started = {"h": _ANY, "until": until}
+            await _save(run, key, started)
+        watch = partial(
+            watch_task, run.gateway, run.delivery, place, handle.partition, handle.id, life=_life(run)
+        )
+        Children.of(run).groups.add(group)
+        ended = await _retried(run, watch)
+        outcome: ChildOutcome | None
+        if ended is None:
+            condition = ChildrenLeft(run, key, place, None, started["until"], "result")
+            waited = await wait_until(run, condition)
+            outcome = None if waited is TIMED_OUT else (await _outcomes(run, place, [handle.id]))[0]
+        else:
+            outcome = await _ended_outcome(handle)
+        stored = {"timeout": timeout} if outcome is None else _stored(outcome, 0)
+        outcomes = () if outcome is None else (outcome,)
+        data = await _record_outcomes(run, key, _ANY, stored, handle.id, outcomes)
+        await _close(run, group)
+    else:
+        run.touch()
+        data = await read_step_result(run, key, recorded)
+    found = orjson.loads(data)
+    if isinstance(found, dict) and "timeout" in found:
+        raise TimeoutError(f"task {handle.id} did not end within {found['timeout']:g} s")
+    if isinstance(found, dict):
+        raise _task_error(found)
+    return handle.decode(found.encode())
+
+
+_ANY: Final = digest_of(b"")
+"""Digest of a call that has nothing but its name."""
+
+
+async def _ended_outcome(handle: TaskHandle[Any]) -> ChildOutcome:
+    """Return the outcome of a task that has ended, from its record; of its successor, if it has one."""
+    try:
+        data = await handle.read_result()
+    except TaskFailed as error:
+        return ChildOutcome(handle.id, ChildEnd.DEAD, None, error.reason, error.error)
+    except TaskCancelled:
+        return ChildOutcome(handle.id, ChildEnd.CANCELLED)
+    return ChildOutcome(handle.id, ChildEnd.SUCCEEDED, data)
+
+
+# the children of one call
+
+
+class _Group:
+    """The children of one call, which are all in its join; or the results, if the call is recorded."""
+
+    def __init__(self, key: str, digest: str, plan: _Plan, place: JoinPlace, results: Any = None) -> None:
+        self.key = key
+        self.digest = digest
+        self.plan = plan
+        self.place = place
+        self.results: list[Any] | dict[str, Any] | None = results
+
+    @property
+    def total(self) -> int:
+        return self.plan.total or 0
+
+
+async def _open(
+    run: Run, kind: str, task: Any, items: Any, limit: int | None, errors: Errors
+) -> tuple[ChildCall, _Group]:
+    """Return the children of a call, which are spawned unless an earlier run has done so."""
+    await check_call(run, kind, own=True)
+    what = kind[1:] if kind == GATHER else "as_completed"
+    call = _child_call(run, what, task)
+    on_failure, window = _on_failure(errors), _window(limit)
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable | AsyncIterable):
+        raise SpawnRefused(f"{what} needs a list or a generator with an item for each child, got {items!r}")
+    children: list[Any] | None = None
+    if isinstance(items, Sequence | AbstractSet):
+        children = [call.encode_child(*_arguments(item)) for item in items]
+        _check_count(what, len(children))
+        digest = digest_of(call.call_text(child.data for child in children))
+    else:
+        digest = digest_of(call.call_text([b"items of a generator"]))
+    key, recorded, former = await match_call(run, f"{kind}:{call.task.name}", digest, run.history.saved)
+    if former is not None:
+        recorded = StepRecord.decode(former).result
+    if recorded is not None:
+        data = await read_step_result(run, key, recorded)
+        return call, _Group(key, digest, _Plan(""), _place(run, ""), orjson.loads(data))
+    if run.stopping:
+        await run.boundary()
+    plan = _plan_of(run, key)
+    if plan is None or plan.total is None:
+        if children is None:
+            children = [call.encode_child(*_arguments(item)) async for item in _each(what, items)]
+        run.step_began(key)
+        try:
+            plan = await _planned(run, key, digest)
+            if children:
+                await _add(run, call, plan, children, on_failure, window)
+            plan = _Plan(plan.id, len(children))
+            event = run.next_entry(ChildrenSpawned(task=call.task.name, count=len(children), child=plan.id))
+            await _save(run, key, {"h": digest, "id": plan.id, "of": run.id, "n": len(children)}, event)
+        finally:
+            run.step_ended(key)
+    Children.of(run).groups.add(plan.group)
+    return call, _Group(key, digest, plan, _place(run, plan.group))
+
+
+async def _join_all(run: Run, group: _Group, errors: Errors) -> None:
+    """Read and record the results of children that have ended, in the order of their items, and close the join."""
+    run.step_began(group.key)
+    try:
+        state = await _retried(run, partial(read_join, run.gateway, group.place)) if group.total else None
+        outcomes: list[ChildOutcome] = []
+        if errors != "keep" and state is not None and state.failed is not None:
+            outcomes = await _outcomes(run, group.place, [state.failed])
+        elif group.total:
+            outcomes = await _outcomes(run, group.place, group.plan.ids())
+        failed = next((one for one in outcomes if one.state is not ChildEnd.SUCCEEDED), None)
+        found: Any
+        if failed is not None and errors != "keep":
+            number = int(failed.child[len(group.plan.id) + 1 :] or 0)
+            found = _stored(failed, number)
+        else:
+            found = [_stored(outcome, number) for number, outcome in enumerate(outcomes)]
+        await _record_outcomes(run, group.key, group.digest, found, "", outcomes, count=group.total)
+        await _close(run, group.plan.group)
+        group.results = found
+    finally:
+        run.step_ended(group.key)
+
+
+async def _each(what: str, items: Any) -> AsyncGenerator[Any, None]:
+    """Yield the items of a generator. Raises `SpawnRefused` if there are too many."""
+    count = 0
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            count += 1
+            _check_count(what, count)
+            yield item
+    else:
+        for item in items:
+            count += 1
+            _check_count(what, count)
+            yield item
+
+
+def _arguments(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments of the child of an item: a tuple has them by position, a dict by name."""
+    if type(item) is tuple:
+        return item, {}
+    if isinstance(item, Mapping):
+        return (), item
+    return (item,), {}
+
+
+def _check_count(what: str, count: int) -> None:
+    if count > MAX_CHILDREN:
+        raise SpawnRefused(f"{what} can spawn at most {MAX_CHILDREN:,} children, got more items")
+
+
+def _on_failure(errors: object) -> OnFailure:
+    if errors not in ("raise", "keep", "wait"):
+        raise SpawnRefused(f"errors must be 'raise', 'keep' or 'wait', got {errors!r}")
+    return OnFailure(str(errors))
+
+
+def _window(limit: object) -> int:
+    if limit is None:
+        return 0
+    if type(limit) is not int or limit < 1:
+        raise SpawnRefused(f"limit must be a whole number of at least 1, or None for no limit, got {limit!r}")
+    return min(limit, MAX_CHILDREN)
+
+
+def _child_call(run: Run, what: str, task: Any) -> ChildCall:
+    """Return the call of a child, which inherits from the run. Raises `SpawnRefused`."""
+    if isinstance(task, str):
+        found = task in run.host.tasks
+        remedy = f"pass the task itself: ctx.{what}({task}, ...)" if found else "no such task is registered"
+        raise SpawnRefused(f"{what} needs a task, got the name {task!r}: {remedy}")
+    as_call: Callable[[], ChildCall] | None = None if isinstance(task, type) else getattr(task, "as_call", None)
+    if as_call is None:
+        raise SpawnRefused(f"{what} needs a registered task, got {task!r}: decorate its function with @app.task")
+    call, own = as_call(), run.envelope
+    namespace = call.task.app.producer.namespace.name
+    if namespace != run.delivery.partition.namespace:
+        raise SpawnRefused(
+            f"could not spawn task {call.task.name!r}: it is of namespace {namespace!r}, and this task of "
+            f"{run.delivery.partition.namespace!r}"
+        )
+    if own.depth >= MAX_DEPTH:
+        raise SpawnRefused(
+            f"could not spawn task {call.task.name!r}: task {run.id} has {own.depth} parents above it, which is the "
+            "limit; check whether its tasks spawn each other"
+        )
+    headers: dict[str, str] = {name: own.headers[name] for name in TRACE_HEADERS if name in own.headers}
+    return call.spawned(headers, {"parent": run.id, "depth": own.depth + 1, "tenant": own.tenant})
+
+
+# plans, records and joins
+
+
+def _plan_of(run: Run, key: str) -> _Plan | None:
+    """Return the plan of a call; None without one, and for that of the task of which this one is a copy."""
+    if (saved := run.history.saved.get(key)) is None:
+        return None
+    plan = orjson.loads(saved)
+    return _Plan(plan["id"], plan.get("n")) if plan.get("of") == run.id else None
+
+
+async def _planned(run: Run, key: str, digest: str) -> _Plan:
+    """Return the plan of a call, which is stored."""
+    if (plan := _plan_of(run, key)) is None:
+        plan = _Plan(new_task_id())
+        await _save(run, key, {"h": digest, "id": plan.id, "of": run.id})
+    Children.of(run).groups.add(plan.group)
+    return plan
+
+
+async def _save(run: Run, key: str, value: dict[str, Any], *more: Entry) -> None:
+    data = run.history.saved[key] = orjson.dumps(value)
+    first: list[Entry] = []
+    if CHILDREN not in run.history.saved:
+        run.history.saved[CHILDREN] = b"1"
+        first.append(Entry(Kind.SAVED, CHILDREN, b"1"))
+    AttemptEnd.of(run).enqueued.setdefault(key, ())
+    await run.recorder.put(*first, Entry(Kind.SAVED, key, data), *more, wait=True)
+
+
+async def _add(
+    run: Run, call: ChildCall, plan: _Plan, children: Sequence[Any], on_failure: OnFailure, window: int
+) -> None:
+    """Add the children of a call to its join, and launch the first of them."""
+    planned = [
+        PlannedChild(call.own_queue, await call.child_message(child, _numbered(plan.id, number)))
+        for number, child in enumerate(children)
+    ]
+    place = _place(run, plan.group)
+    add = partial(add_children, run.gateway, run.delivery, place, planned)
+    await _retried(run, partial(add, on_failure=on_failure, limit=window, life=_life(run)))
+
+
+async def _record(run: Run, key: str, record: StepRecord, *events: Event) -> None:
+    """Record a call with the events that it logs."""
+    encoded = record.encode()
+    AttemptEnd.of(run).enqueued[key] = chunks_of(encoded)
+    entries = [run.next_entry(event) for event in events]
+    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, encoded), *entries, wait=True, progress=True)
+    run.history.saved.pop(key, None)
+    run.touch()
+    run.step_recorded()
+
+
+async def _record_outcomes(
+    run: Run,
+    key: str,
+    digest: str,
+    found: Any,
+    shown: str,
+    outcomes: Iterable[ChildOutcome],
+    *,
+    count: int = 1,
+) -> bytes:
+    """Record the results of children. Those of a call that did not fail outlive the attempt, as steps do."""
+    data = orjson.dumps(found)
+    stored = data
+    if len(data) > run.payload_limit:
+        stored = await store_step_result(run, key, data, None, len(data))
+    failed = sum(outcome.state is not ChildEnd.SUCCEEDED for outcome in outcomes)
+    await _record(run, key, StepRecord(stored, digest, shown), ChildrenJoined(count=count, failed=failed, child=shown))
+    if not isinstance(found, dict):
+        AttemptEnd.of(run).awaited[key] = True
+    return data
+
+
+async def _outcomes(run: Run, place: JoinPlace, children: Iterable[str]) -> list[ChildOutcome]:
+    """Return the ends of children, in this order; one that is not there any more is lost."""
+    wanted = list(children)
+
+    async def read() -> dict[str, ChildOutcome]:
+        return {outcome.child: outcome async for outcome in read_outcomes(run.gateway, place, wanted)}
+
+    found = await _retried(run, read)
+    return [found.get(child) or ChildOutcome(child, ChildEnd.LOST) for child in wanted]
+
+
+async def _cancel_open(run: Run, place: JoinPlace) -> None:
+    """Cancel the children of a join that have not ended."""
+    open_children = [child.decode() for child in await _retried(run, partial(_members, run, place))]
+    places = await _retried(run, partial(child_places, run.gateway, place, open_children))
+    for found in places.values():
+        cancel = partial(
+            cancel_task, run.gateway, found.partition, found.task_id, retention=run.settings.result_ttl
+        )
+        with suppress(TaskNotFound):  # an operator has deleted it
+            await _retried(run, cancel)
+
+
+async def _members(run: Run, place: JoinPlace) -> Sequence[bytes]:
+    found: Sequence[bytes] = await run.gateway.command("SMEMBERS", place.keys[1])
+    return found
+
+
+async def _close(run: Run, group: str) -> None:
+    """Close the join of a call that is recorded."""
+    await _retried(run, partial(close_join, run.gateway, _place(run, group), retention=_retention(run)))
+    Children.of(run).groups.discard(group)
+
+
+async def close_all(run: Run) -> None:
+    """Close the joins of an attempt that has ended: open children are cancelled. What fails is left to the janitor."""
+    children = run.observer(Children)
+    groups = set() if children is None else set(children.groups)
+    cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
+    for key, value in run.history.saved.items():
+        if key.rpartition("/")[2].startswith((f"{SPAWN}:", f"{GATHER}:", f"{COMPLETED}:")):
+            plain = value if value[:1] == b"{" else cipher.decrypt(f"s:{key}", value)
+            groups.add(group_of(orjson.loads(plain)["id"]))
+    retention = _retention(run)
+    limit = asyncio.Semaphore(_CLOSED_AT_ONCE)
+
+    async def close(group: str) -> None:
+        async with limit:
+            await close_join(run.gateway, _place(run, group), retention=retention)
+
+    results = await asyncio.gather(*map(close, groups), return_exceptions=True)
+    for error in results:
+        if isinstance(error, Exception):
+            bound = logger.bind(task=run.envelope.task, id=run.id)
+            bound.warning("could not cancel the open children of the task: {}; a worker does so within a minute", error)
+            break
+
+
+_CLOSED_AT_ONCE: Final = 16
+"""Joins of one run that are closed at once."""
+
+
+def _retention(run: Run) -> float:
+    return run.settings.result_ttl
+
+
+def _own(run: Run) -> Namespace:
+    return Namespace(run.delivery.partition.namespace)
+
+
+def _place(run: Run, group: str) -> JoinPlace:
+    return JoinPlace(run.delivery.partition, run.id, group)
+
+
+def _life(run: Run) -> str:
+    return life_of(run.history.counters.attempts, run.history.replays)
+
+
+async def _retried(run: Run, act: Callable[[], Any]) -> Any:
+    return await retry_while_unavailable(act, on_wait=log_wait(f"the children of task {run.id}", run.touch))
+
+
+# stored outcomes
+
+
+def _stored(outcome: ChildOutcome, number: int) -> Any:
+    """Return the stored form of an outcome: the text of a result, or an object that describes the failure."""
+    if outcome.state is ChildEnd.SUCCEEDED:
+        return (outcome.result or b"null").decode()
+    error = dict(outcome.error)
+    return {"id": outcome.child, "state": outcome.state.value, "why": outcome.reason, "error": error, "n": number}
+
+
+def _value(stored: Any, decode: Callable[[bytes], Any], *, keep: bool = False) -> Any:
+    """Return the result that is stored. Raises `ChildFailed`, or returns it if it is a value here."""
+    if isinstance(stored, dict):
+        error = _failure(stored)
+        if keep:
+            return error
+        raise error
+    return decode(stored.encode())
+
+
+def _failure(stored: Mapping[str, Any]) -> ChildFailed:
+    error = _task_error(stored)
+    failed = ChildFailed(stored["id"], error, stored["n"])
+    failed.__cause__ = error
+    return failed
+
+
+def _task_error(stored: Mapping[str, Any]) -> TaskOutcome:
+    child, state = stored["id"], stored["state"]
+    if state == ChildEnd.DEAD:
+        return TaskFailed(child, stored["why"] or "unknown", stored["error"])
+    if state == ChildEnd.CANCELLED:
+        return TaskCancelled(child)
+    return TaskFailed(child, "lost", {"error": "TaskNotFound", "message": "its record was deleted, or has expired"})
