@@ -341,9 +341,7 @@ class TaskCall(Generic[P, R]):
     def _form(self, headers: Mapping[str, str] | None, inherited: Mapping[str, Any]) -> EnvelopeTemplate:
         cleanup = self.task.on_end is not None
         app = self.task.app.name
-        return EnvelopeTemplate(
-            self.task.name, headers, self.limits, self.tags, app=app, on_end=cleanup, **inherited
-        )
+        return EnvelopeTemplate(self.task.name, headers, self.limits, self.tags, app=app, on_end=cleanup, **inherited)
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""

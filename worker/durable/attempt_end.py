@@ -38,10 +38,11 @@ GATHER: Final = "#gather"
 COMPLETED: Final = "#completed"
 JOIN: Final = "#join"
 RESULT: Final = "#result"
+OPEN_CHILD: Final = "#open"
 """Beginnings of the names of the records of calls that spawn and await children."""
 
 _ENDING: Final = re.compile(
-    rf"(?:^|/)(?:(?:{ENQUEUED}|{SPAWN}|{GATHER}|{COMPLETED}|{JOIN}|{RESULT}):|{_FORGET}(?:#|$))"
+    rf"(?:^|/)(?:(?:{ENQUEUED}|{SPAWN}|{GATHER}|{COMPLETED}|{JOIN}|{RESULT}|{OPEN_CHILD}):|{_FORGET}(?:#|$))"
 )
 """Keys of records that end with each attempt."""
 

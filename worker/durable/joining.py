@@ -45,16 +45,28 @@ from ...queues.keys import Namespace, Partition
 from ...queues.transport.backoff import retry_while_unavailable
 from ..errors import ChildFailed, SpawnRefused
 from ..log import log_wait, logger
-from .attempt_end import COMPLETED, GATHER, JOIN, RESULT, SPAWN, AttemptEnd, chunks_of
+from .attempt_end import COMPLETED, GATHER, JOIN, OPEN_CHILD, RESULT, SPAWN, AttemptEnd, chunks_of
 from .child_tasks import enqueuing_run
 from .journal.event import Event
-from .journal.run_events import ChildrenJoined, ChildrenSpawned
+from .journal.run_events import ChildrenJoined, ChildrenSpawned, Waited
 from .journal.step_record import StepRecord
 from .run import Run, RunObserver
 from .steps.codec import read_step_result, store_step_result
 from .steps.current import CURRENT_STEP, check_call
-from .steps.matching import digest_of, match_call
-from .waiting import OPEN, TIMED_OUT, Condition, redis_time, wait_until
+from .steps.keys import forget_steps
+from .steps.matching import digest_of
+from .waiting import (
+    OPEN,
+    TIMED_OUT,
+    Closing,
+    Condition,
+    match_wait,
+    redis_time,
+    save_wait,
+    saved_wait,
+    set_closer,
+    wait_until,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,14 +96,15 @@ class Children(RunObserver):
 
     Attributes:
         groups: Names of the joins that this run or an earlier one of the attempt has opened.
-        spawned: Names of their joins, by the ids of the children that `ctx.spawn` has spawned.
+        spawned: Names of their joins, and the keys that say that they are open, by the ids of the children that
+            `ctx.spawn` has spawned.
     """
 
     __slots__ = ("groups", "spawned")
 
     def __init__(self) -> None:
         self.groups: set[str] = set()
-        self.spawned: dict[str, str] = {}
+        self.spawned: dict[str, tuple[str, str]] = {}
 
     async def on_settled(self, run: Run, *, ended: bool) -> None:
         if ended:
@@ -191,12 +204,12 @@ async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     call = _child_call(run, "spawn", task)
     child = call.encode_child(args, kwargs)
     digest = digest_of(call.call_text([child.data]))
-    key, recorded, former = await match_call(run, f"{SPAWN}:{call.task.name}", digest, run.history.saved)
+    key, recorded, former = await match_wait(run, f"{SPAWN}:{call.task.name}", digest)
     if former is not None:
         recorded = StepRecord.decode(former).result
     if recorded is not None:
         run.touch()
-        return _spawned(run, call, recorded)
+        return _spawned(run, call, key, recorded)
     if run.stopping:
         await run.boundary()
     run.step_began(key)
@@ -209,20 +222,29 @@ async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str,
         data = orjson.dumps({"id": plan.id, "at": [at.namespace, at.queue, at.index], "group": plan.group})
         event = ChildrenSpawned(task=call.task.name, count=1, child=plan.id)
         record = StepRecord(data, digest, call.task.name)
-        await _record(run, key, record, event)
+        open_key = _open_key(key, plan.id)
+        AttemptEnd.of(run).enqueued.setdefault(open_key, ())
+        await _record(
+            run, key, record, event, also=[save_wait(run, open_key, _CHILDREN, {"id": plan.id, "of": run.id})]
+        )
         AttemptEnd.of(run).spawned[key] = record.encode()
     finally:
         run.step_ended(key)
-    return _spawned(run, call, data)
+    return _spawned(run, call, key, data)
 
 
-def _spawned(run: Run, call: ChildCall, data: bytes) -> TaskHandle[Any]:
+def _open_key(key: str, child: str) -> str:
+    """Return the key that says that a spawned child is not joined: in the scope of its call."""
+    return f"{key.removesuffix(key.rpartition('/')[2])}{OPEN_CHILD}:{child}"
+
+
+def _spawned(run: Run, call: ChildCall, key: str, data: bytes) -> TaskHandle[Any]:
     """Return the handle of a child that was spawned from its record."""
     stored = orjson.loads(data)
     namespace, queue, index = stored["at"]
     children = Children.of(run)
     children.groups.add(stored["group"])
-    children.spawned[stored["id"]] = stored["group"]
+    children.spawned[stored["id"]] = stored["group"], _open_key(key, stored["id"])
     return call.handle(stored["id"], Namespace(namespace).partition(queue, index))
 
 
@@ -232,22 +254,23 @@ async def join(run: Run, child: Any) -> Any:
     if not isinstance(child, TaskHandle):
         raise SpawnRefused(f"join needs the handle that ctx.spawn has returned, got {child!r}")
     children = Children.of(run)
-    group = children.spawned.get(child.id)
-    if group is None:
+    if (spawned := children.spawned.get(child.id)) is None:
         raise SpawnRefused(
             f"could not join task {child.id}: this run has not spawned it; await handle.result() to wait for any task"
         )
-    key = f"{JOIN}:{child.id}"
+    key, (group, open_key) = f"{JOIN}:{child.id}", spawned
     recorded = await run.history.read_record(key)
     if recorded is None:
         place = _place(run, group)
         await wait_until(run, ChildrenLeft(run, key, place, None, None, "children"))
         [outcome] = await _outcomes(run, place, [child.id])
-        data = await _record_outcomes(run, key, "", _stored(outcome, 0), child.id, [outcome])
+        dropped = forget_steps([open_key], run.history)
+        data = await _record_outcomes(run, key, "", _stored(outcome, 0), child.id, [outcome], also=dropped)
         run.history.done[key] = StepRecord(data, "", child.id).encode()
         await _close(run, group)
     else:
         run.touch()
+        children.groups.discard(group)
         data = await read_step_result(run, key, StepRecord.decode(recorded).result)
     return _value(orjson.loads(data), child.decode)
 
@@ -264,9 +287,7 @@ async def gather(run: Run, task: Any, items: Any, limit: int | None, errors: Err
     return [_value(found, call.task.decode, keep=errors == "keep") for found in group.results or ()]
 
 
-async def as_completed(
-    run: Run, task: Any, items: Any, limit: int | None, errors: Errors
-) -> AsyncGenerator[Any, None]:
+async def as_completed(run: Run, task: Any, items: Any, limit: int | None, errors: Errors) -> AsyncGenerator[Any, None]:
     """Spawn a child for each item, and yield their results as they arrive. See `Context.as_completed`."""
     call, group = await _open(run, COMPLETED, task, items, limit, errors)
     seen = 0
@@ -306,45 +327,54 @@ async def result_of(run: Run, handle: TaskHandle[Any], timeout: float | None) ->
     """Return the result of any task of this deployment, awaited in a handler outside its steps: the run may park."""
     name = f"{RESULT}:{handle.id}"
     await check_call(run, RESULT, own=True)
-    key, recorded, former = await match_call(run, name, _ANY, run.history.saved)
+    key, recorded, former = await match_wait(run, name, _ANY)
     if former is not None:
         recorded = StepRecord.decode(former).result
-    if recorded is None:
-        if run.stopping:
-            await run.boundary()
-        saved = run.history.saved.get(key)
-        started: dict[str, Any] | None = None if saved is None else orjson.loads(saved)
-        group = group_of(f"{key} {run.history.counters.attempts} {run.history.replays}")
-        place = _place(run, group)
-        if started is None:
-            until = None if timeout is None else await redis_time(run) + round(timeout * 1000)
-            started = {"h": _ANY, "until": until}
-            await _save(run, key, started)
-        watch = partial(
-            watch_task, run.gateway, run.delivery, place, handle.partition, handle.id, life=_life(run)
-        )
-        Children.of(run).groups.add(group)
-        ended = await _retried(run, watch)
-        outcome: ChildOutcome | None
-        if ended is None:
-            condition = ChildrenLeft(run, key, place, None, started["until"], "result")
-            waited = await wait_until(run, condition)
-            outcome = None if waited is TIMED_OUT else (await _outcomes(run, place, [handle.id]))[0]
-        else:
-            outcome = await _ended_outcome(handle)
-        stored = {"timeout": timeout} if outcome is None else _stored(outcome, 0)
-        outcomes = () if outcome is None else (outcome,)
-        data = await _record_outcomes(run, key, _ANY, stored, handle.id, outcomes)
-        await _close(run, group)
-    else:
+    if recorded is not None:
         run.touch()
         data = await read_step_result(run, key, recorded)
+    else:
+        data = await _await_result(run, key, handle, timeout)
     found = orjson.loads(data)
     if isinstance(found, dict) and "timeout" in found:
         raise TimeoutError(f"task {handle.id} did not end within {found['timeout']:g} s")
     if isinstance(found, dict):
         raise _task_error(found)
     return handle.decode(found.encode())
+
+
+async def _await_result(run: Run, key: str, handle: TaskHandle[Any], timeout: float | None) -> bytes:
+    """Wait for the end of a task, record it, and return what is stored of it."""
+    if run.stopping:
+        await run.boundary()
+    saved = saved_wait(run, key)
+    if saved is None or saved.get("of") != run.id:
+        if (await _retried(run, handle.record)).state.terminal:
+            return await _record_result(run, key, handle, await _ended_outcome(handle))
+        until = None if timeout is None else await redis_time(run) + round(timeout * 1000)
+        saved = {"h": _ANY, "id": new_task_id(), "of": run.id, "until": until}
+        await _save(run, key, saved)
+    group = group_of(saved["id"])
+    Children.of(run).groups.add(group)
+    place = _place(run, group)
+    watch = partial(watch_task, run.gateway, run.delivery, place, handle.partition, handle.id, life=_life(run))
+    outcome: ChildOutcome | None
+    if await _retried(run, watch) is None:
+        waited = await wait_until(run, ChildrenLeft(run, key, place, None, saved["until"], "result"))
+        outcome = None if waited is TIMED_OUT else (await _outcomes(run, place, [handle.id]))[0]
+    else:
+        outcome = await _ended_outcome(handle)
+    data = await _record_result(run, key, handle, outcome, timeout)
+    await _close(run, group)
+    return data
+
+
+async def _record_result(
+    run: Run, key: str, handle: TaskHandle[Any], outcome: ChildOutcome | None, timeout: float | None = None
+) -> bytes:
+    """Record the end of an awaited task, None if the time-out came first."""
+    stored = {"timeout": timeout} if outcome is None else _stored(outcome, 0)
+    return await _record_outcomes(run, key, _ANY, stored, handle.id, [] if outcome is None else [outcome])
 
 
 _ANY: Final = digest_of(b"")
@@ -397,7 +427,7 @@ async def _open(
         digest = digest_of(call.call_text(child.data for child in children))
     else:
         digest = digest_of(call.call_text([b"items of a generator"]))
-    key, recorded, former = await match_call(run, f"{kind}:{call.task.name}", digest, run.history.saved)
+    key, recorded, former = await match_wait(run, f"{kind}:{call.task.name}", digest)
     if former is not None:
         recorded = StepRecord.decode(former).result
     if recorded is not None:
@@ -536,13 +566,27 @@ async def _planned(run: Run, key: str, digest: str) -> _Plan:
 
 
 async def _save(run: Run, key: str, value: dict[str, Any], *more: Entry) -> None:
-    data = run.history.saved[key] = orjson.dumps(value)
+    """Store the plan of a call."""
     first: list[Entry] = []
     if CHILDREN not in run.history.saved:
         run.history.saved[CHILDREN] = b"1"
         first.append(Entry(Kind.SAVED, CHILDREN, b"1"))
     AttemptEnd.of(run).enqueued.setdefault(key, ())
-    await run.recorder.put(*first, Entry(Kind.SAVED, key, data), *more, wait=True)
+    await run.recorder.put(*first, save_wait(run, key, _CHILDREN, value), *more, wait=True)
+
+
+_CHILDREN: Final = "children"
+"""Kind of the saved plans."""
+
+
+def _close_plan(run: Run, key: str, saved: dict[str, Any], closing: Closing) -> None:
+    """Close the children of a call of a branch that was cancelled."""
+    closing.add(*forget_steps([key], run.history))
+    if saved.get("of") == run.id:
+        closing.add(run.next_entry(Waited(closed=True)), then=partial(_close, run, group_of(saved["id"])))
+
+
+set_closer(_CHILDREN, _close_plan)
 
 
 async def _add(
@@ -558,12 +602,12 @@ async def _add(
     await _retried(run, partial(add, on_failure=on_failure, limit=window, life=_life(run)))
 
 
-async def _record(run: Run, key: str, record: StepRecord, *events: Event) -> None:
-    """Record a call with the events that it logs."""
+async def _record(run: Run, key: str, record: StepRecord, event: Event, *, also: Sequence[Entry] = ()) -> None:
+    """Record a call with the event that it logs. also: further entries of the act."""
     encoded = record.encode()
     AttemptEnd.of(run).enqueued[key] = chunks_of(encoded)
-    entries = [run.next_entry(event) for event in events]
-    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, encoded), *entries, wait=True, progress=True)
+    entry = Entry(Kind.DONE_WITH_EVENT, key, encoded)
+    await run.recorder.put(entry, run.next_entry(event), *also, wait=True, progress=True)
     run.history.saved.pop(key, None)
     run.touch()
     run.step_recorded()
@@ -578,6 +622,7 @@ async def _record_outcomes(
     outcomes: Iterable[ChildOutcome],
     *,
     count: int = 1,
+    also: Sequence[Entry] = (),
 ) -> bytes:
     """Record the results of children. Those of a call that did not fail outlive the attempt, as steps do."""
     data = orjson.dumps(found)
@@ -585,7 +630,8 @@ async def _record_outcomes(
     if len(data) > run.payload_limit:
         stored = await store_step_result(run, key, data, None, len(data))
     failed = sum(outcome.state is not ChildEnd.SUCCEEDED for outcome in outcomes)
-    await _record(run, key, StepRecord(stored, digest, shown), ChildrenJoined(count=count, failed=failed, child=shown))
+    event = ChildrenJoined(count=count, failed=failed, child=shown)
+    await _record(run, key, StepRecord(stored, digest, shown), event, also=also)
     if not isinstance(found, dict):
         AttemptEnd.of(run).awaited[key] = True
     return data
@@ -607,9 +653,7 @@ async def _cancel_open(run: Run, place: JoinPlace) -> None:
     open_children = [child.decode() for child in await _retried(run, partial(_members, run, place))]
     places = await _retried(run, partial(child_places, run.gateway, place, open_children))
     for found in places.values():
-        cancel = partial(
-            cancel_task, run.gateway, found.partition, found.task_id, retention=run.settings.result_ttl
-        )
+        cancel = partial(cancel_task, run.gateway, found.partition, found.task_id, retention=run.settings.result_ttl)
         with suppress(TaskNotFound):  # an operator has deleted it
             await _retried(run, cancel)
 
@@ -631,9 +675,10 @@ async def close_all(run: Run) -> None:
     groups = set() if children is None else set(children.groups)
     cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
     for key, value in run.history.saved.items():
-        if key.rpartition("/")[2].startswith((f"{SPAWN}:", f"{GATHER}:", f"{COMPLETED}:")):
-            plain = value if value[:1] == b"{" else cipher.decrypt(f"s:{key}", value)
-            groups.add(group_of(orjson.loads(plain)["id"]))
+        if key.rpartition("/")[2].startswith(_PLANS):
+            plan = orjson.loads(value if value[:1] == b"{" else cipher.decrypt(f"s:{key}", value))
+            if plan["of"] == run.id:
+                groups.add(group_of(plan["id"]))
     retention = _retention(run)
     limit = asyncio.Semaphore(_CLOSED_AT_ONCE)
 
@@ -648,6 +693,9 @@ async def close_all(run: Run) -> None:
             bound.warning("could not cancel the open children of the task: {}; a worker does so within a minute", error)
             break
 
+
+_PLANS: Final = tuple(f"{name}:" for name in (SPAWN, GATHER, COMPLETED, RESULT, OPEN_CHILD))
+"""Beginnings of the names of saved plans."""
 
 _CLOSED_AT_ONCE: Final = 16
 """Joins of one run that are closed at once."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from perdure import App, ChildFailed, Context, Retry, Snooze, SpawnRefused, SyncContext, TaskFailed
+from perdure import App, ChildFailed, Context, Retry, Snooze, SpawnRefused, SyncContext, TaskFailed, TaskHandle
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.records import State
 from perdure.worker.durable import joining
@@ -466,3 +466,51 @@ async def test_bad_input(app: App) -> None:
             assert problem.startswith(start), problem
             assert "\n" not in problem
         assert "children_spawned" not in [event.type async for event in running.events()]
+
+
+@pytest.mark.parametrize("call", ["spawn", "gather", "as_completed", "result"])
+async def test_the_children_of_a_branch_that_lost_are_cancelled(app: App, call: str) -> None:
+    ids: list[str] = []
+    began = asyncio.Event()
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        ids.append(ctx.task_id)
+        began.set()
+        await asyncio.sleep(600)
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> str:
+        async def children() -> Any:
+            if call == "spawn":
+                return await ctx.join(await ctx.spawn(child, 1))
+            if call == "gather":
+                return await ctx.gather(child, [1])
+            if call == "result":
+                return await (await child.enqueue(1)).result()
+            return [number async for number in ctx.as_completed(child, [1])]
+
+        async def other() -> None:
+            await ctx.step("wait", began.wait)
+
+        found = await ctx.first(children=children(), other=other())
+        left = await app.producer.gateway.command("ZCARD", running.partition.joins)
+        return f"{found.name} {left}"
+
+    async with app, running_worker(app, concurrency=3):
+        running = await parent.enqueue()
+        assert await bounded(running.result()) == "other 0"
+        left = await app.producer.find(ids[0])
+        assert left is not None
+
+        async def is_over() -> bool:
+            return await left.status() is (State.RUNNING if call == "result" else State.CANCELLED)
+
+        await wait_until(is_over, "the children are cancelled")
+        await left.cancel()
+        await wait_until(lambda: is_cancelled(left), "the end of the last task")
+
+
+async def is_cancelled(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.CANCELLED
