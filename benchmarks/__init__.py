@@ -6,6 +6,7 @@
 | `parts` | CPU time of a task and a step, part by part |
 | `recovery`, `recovery_many` | time until tasks run again after a killed worker, a lost host, a deploy |
 | `resume` | cost of resuming a task with a long history |
+| `waking` | latency of a message to one of many parked tasks, and memory of a parked task |
 | `scale` | cost of tasks and idle workers for Redis |
 | `peers` | Perdure compared with other projects |
 

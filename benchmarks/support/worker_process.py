@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 
 from perdure import App, Context, Worker
@@ -25,6 +26,13 @@ app = App("bench")
 @app.task
 async def pick_up(ctx: Context) -> None:
     """Report when the handler starts."""
+    report()
+
+
+@app.task
+async def await_mail(ctx: Context) -> None:
+    """Wait for a message, and report when the handler has it."""
+    await ctx.inbox(wait=math.inf)
     report()
 
 

@@ -14,7 +14,7 @@ _SCRIPTS: Final = (
     *("fence", "seen", "claim", "raise_count", "renew_leases", "write_checkpoint"),
     *("finish", "reschedule", "park", "release", "quarantine", "take_quarantined", "clear_quarantined"),
     *("enqueue", "schedule", "promote", "enqueue_successor", "confirm_successor", "enqueue_copy"),
-    *("send_message", "cancel", "retention", "due"),
+    *("send_message", "wake", "cancel", "retention", "due"),
 )
 _SCRIPT_PATHS: Final = (
     *(f"queues/lua/{name}.lua" for name in _SCRIPTS),
@@ -201,8 +201,8 @@ FINDINGS_OF_SCRIPTS: Final = (
     ),
     Finding("queues/lua/send_message.lua", "task[2]", "the task has a successor", Kind.FOUND, "liveness", 39),
     Finding(
-        "queues/lua/send_message.lua",
-        "redis.call('ZADD', KEYS[3], 'XX', 'LT', 'CH', now, ARGV[1]) == 1 and now < tonumber(first[2])",
+        "queues/lua/wake.lua",
+        "woken and now < tonumber(first[2])",
         "the task is due before all others",
         Kind.EQUIVALENT,
         "another nudge wakes a worker, which finds nothing new",

@@ -49,7 +49,7 @@ def test_a_script_without_changes_stays_as_it_is() -> None:
 
     changed = rewritten("queues/lua/park.lua", keep)
     assert "if not owned(KEYS[1]) then\n  return settled(KEYS[2]) and 1 or 0\nend\n" in changed
-    assert [wanted for _, wanted in seen] == ["false", "true", "false", "false"]
+    assert [wanted for _, wanted in seen] == ["true", "true", "false", "true", "false", "false"]
     assert "if false then" in rewritten("queues/lua/park.lua", lambda guard, wanted: wanted)
 
 
