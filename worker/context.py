@@ -20,14 +20,12 @@ from .durable.attempt_end import forget
 from .durable.continuation import Receiver, continue_as
 from .durable.ended_task import EndedTask, read_ended_task
 from .durable.event_calls import log_once
-from .durable.first import First, first
 from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable, as_completed, gather, join, spawn
 from .durable.journal.chat import Message, Role, ToolCall
 from .durable.journal.event import Event
 from .durable.journal.resumption import Resumption
 from .durable.messaging import send
 from .durable.run import Run
-from .durable.sleeping import sleep, sleep_until
 from .durable.step_caller import StepCaller
 from .durable.steps.current import (
     CURRENT_RUN,
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
     from .agents.recall import RecalledStep
     from .agents.resume_info import ResumeInfo
     from .artifacts.task_artifacts import Artifacts
+    from .durable.first import First
     from .durable.saga import Saga
     from .memory.task_memory import TaskMemory
     from .workspace.shared_workspace import SharedWorkspace
@@ -419,6 +418,8 @@ class Context(TaskInfo, StepCaller):
             TypeError, ValueError: it is no duration, not more than 0, or longer than three centuries.
             StepOutsideTask: a step called this.
         """
+        from .durable.sleeping import sleep
+
         await sleep(self._run, duration, self._options.durability)
 
     async def sleep_until(self, moment: datetime) -> None:
@@ -427,6 +428,8 @@ class Context(TaskInfo, StepCaller):
         Raises:
             TypeError, ValueError: it is no datetime, or has no time zone.
         """
+        from .durable.sleeping import sleep_until
+
         await sleep_until(self._run, moment, self._options.durability)
 
     async def first(self, /, **branches: Awaitable[Any]) -> First[Any]:
@@ -444,6 +447,8 @@ class Context(TaskInfo, StepCaller):
             StepMismatch: an earlier run has recorded another call here.
             StepOutsideTask: a step called this.
         """
+        from .durable.first import first
+
         return await first(self._run, branches, self._options.durability)
 
     # children, see docs/how-to/child-tasks.md

@@ -461,7 +461,7 @@ class WaitBoard:
             waiter.condition.withdraw(value)
 
     def _note_activity(self) -> None:
-        """Note whether a call of the context has begun or ended since the last look."""
+        """Note whether a call of the context has started or ended since the last look."""
         run = self._run
         activity = (run.active, run.last_entry, run.calls_ended, self._number)
         if activity != self._activity or run.steps_in_flight or run.calls:
