@@ -1,10 +1,10 @@
 """Waits for answers: `ctx.wait_for`, `ctx.open_wait` and `ctx.ask`, and what becomes of them in later runs.
 
-A wait is opened in one act: its saved beginning (`Kind.SAVED`), what senders read (`Kind.WAIT`), and its event. Its token
-is claimed after that, in each run, so that a run which dies in between leaves no wait without its token. An answer is
-used in one act as well: the record of the call, the end of the wait (`Kind.WAIT_CLOSED`), and the event. So a run that
-is killed uses no answer twice, and loses none. The script refuses answers after the time of a wait, and a run reads the
-time before it looks: a wait that has timed out has no answer that its sender believes to be stored.
+A wait is opened in one act: its saved beginning (`Kind.SAVED`), what senders read (`Kind.WAIT`), and its event. Its
+token is claimed after that, in each run, so that a run which dies in between leaves no wait without its token. An
+answer is used in one act as well: the record of the call, the end of the wait (`Kind.WAIT_CLOSED`), and the event. So a
+run that is killed uses no answer twice, and loses none. The script refuses answers after the time of a wait, and a run
+reads the time before it looks: a wait that has timed out has no answer that its sender believes to be stored.
 
 A call finds its record by who is asked, what is shown and why, then by order. A call that shows something else, or asks
 another person, is another question: an open wait is opened again under its id, which drops an answer to the former one;
@@ -17,7 +17,9 @@ import asyncio
 import hashlib
 import inspect
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import orjson
@@ -59,8 +61,20 @@ from .run import Run
 from .steps.codec import Codec
 from .steps.current import DEFAULT_OPTIONS, StepOptions, check_call
 from .steps.keys import changed_scope, forget_steps
-from .steps.matching import match_call, read_recorded_steps
-from .waiting import OPEN, TIMED_OUT, Condition, WaitEnd, redis_time, wait_until
+from .steps.matching import read_recorded_steps
+from .waiting import (
+    OPEN,
+    TIMED_OUT,
+    Closing,
+    Condition,
+    WaitEnd,
+    match_wait,
+    redis_time,
+    save_wait,
+    saved_wait,
+    set_closer,
+    wait_until,
+)
 
 T = TypeVar("T")
 
@@ -186,10 +200,8 @@ def _codec(name: str, kind: Any) -> tuple[Codec, dict[str, Any] | None]:
             check_schema(schema, thorough=False)
         except UnusableSchema:
             schema = None  # the run checks answers all the same
-    try:
+    with suppress(TypeError):
         _codecs[kind] = codec, schema
-    except TypeError:
-        pass
     return codec, schema
 
 
@@ -237,10 +249,15 @@ async def ask(
 
 async def _begin(run: Run, call: WaitCall, options: StepOptions) -> Wait[Any]:
     """Return the wait of a call: one that an earlier run has opened or recorded, or a new one."""
+    with run.calling():
+        return await _begin_in_call(run, call, options)
+
+
+async def _begin_in_call(run: Run, call: WaitCall, options: StepOptions) -> Wait[Any]:
     record = RECORDS + call.name
     await check_call(run, record, own=True)
     _check_options(options)
-    key, recorded, former = await match_call(run, record, call.digest, run.history.saved)
+    key, recorded, former = await match_wait(run, record, call.digest)
     if former is not None and _same_question(StepRecord.decode(former).digest, call):
         recorded = StepRecord.decode(former).result
     if recorded is not None:
@@ -249,8 +266,7 @@ async def _begin(run: Run, call: WaitCall, options: StepOptions) -> Wait[Any]:
     if run.stopping:
         await run.boundary()
     wait = Wait[Any](run, call, key, options)
-    saved = run.history.saved.get(key)
-    started = None if saved is None else orjson.loads(saved)
+    started = saved_wait(run, key)
     if former is not None:
         asked = StepRecord.decode(former).arguments
         if options.on_mismatch != "rerun" and changed_scope(run.keys.within) not in run.history.saved:
@@ -367,9 +383,10 @@ class Wait(Generic[T]):
             TokenTaken: Another open wait has its token.
         """
         await check_call(self._run, self._key, own=True)
-        async with self._waiting:
-            while self._outcome is None:
-                await self._await_answer()
+        with self._run.calling():
+            async with self._waiting:
+                while self._outcome is None:
+                    await self._await_answer()
         outcome = self._outcome
         if "answer" in outcome:
             value: T = self._call.codec.decode_record(self._key, orjson.dumps(outcome["answer"]))
@@ -387,9 +404,10 @@ class Wait(Generic[T]):
     async def close(self) -> None:
         """Close the wait, if it is open: it takes no answer any more. Recorded once."""
         await check_call(self._run, self._key, own=True)
-        async with self._waiting:
-            if self._outcome is None:
-                await self._end({"closed": True}, Waited(wait=self.id))
+        with self._run.calling():
+            async with self._waiting:
+                if self._outcome is None:
+                    await self._end({"closed": True}, Waited(closed=True, wait=self.id))
 
     async def _await_answer(self) -> None:
         """Wait for an answer or for the end, and record it; an answer that is void is dropped."""
@@ -414,8 +432,8 @@ class Wait(Generic[T]):
             except PayloadTooLarge as error:
                 problem = str(error)
         if problem is not None:
-            log = logger.bind(task=self._run.envelope.task, id=self._run.id)
-            log.warning("an answer to wait {} was dropped, which stays open: {}", self.id, problem)
+            bound = logger.bind(task=self._run.envelope.task, id=self._run.id)
+            bound.warning("an answer to wait {} was dropped, which stays open: {}", self.id, problem)
             await self._open_again(AnswerDropped(wait=self.id, by=answer.by, why=problem))
 
     def _void(self, answer: Answer) -> str | None:
@@ -470,8 +488,8 @@ class Wait(Generic[T]):
         dropped = []
         if withdrawn:
             logger.bind(id=run.id).warning(
-                "question {} was withdrawn, the handler asks {} now: an answer to the former one is dropped. A question "
-                "whose text differs in each run needs a name: ctx.ask(..., name=...)",
+                "question {} was withdrawn, the handler asks {} now: an answer to the former one is dropped. A "
+                "question whose text differs in each run needs a name: ctx.ask(..., name=...)",
                 withdrawn,
                 call.asked,
             )
@@ -489,10 +507,8 @@ class Wait(Generic[T]):
         await self._run.recorder.put(self._opening(), *entries, wait=True)
 
     def _saved(self) -> Entry:
-        started = {"until": self._until, "h": self._call.digest, "a": self._call.asked}
-        started |= {"first": self._first, "token": self.token}
-        data = self._run.history.saved[self._key] = orjson.dumps(started)
-        return Entry(Kind.SAVED, self._key, data)
+        started = {"h": self._call.digest, "until": self._until, "a": self._call.asked}
+        return save_wait(self._run, self._key, "answer", started | {"first": self._first, "token": self.token})
 
     def _opening(self) -> Entry:
         call = self._call
@@ -541,19 +557,15 @@ class UnitWait(Wait[Any]):
         self._outcome = self._outcome or {"closed": True}
 
 
-async def close_waits(run: Run, scope: str) -> None:
-    """Close the open waits in a scope, which a cancelled branch has left, and free their tokens."""
-    left = {key: saved for key, saved in run.history.saved.items() if key.startswith(scope) and _is_record(key)}
-    if not left:
-        return
-    entries = forget_steps(left, run.history)
-    for key in left:
-        entries += [closing(run.id, wait_id(key)), run.next_entry(Waited(wait=wait_id(key)))]
-    await run.recorder.put(*entries, wait=True)
-    for key, saved in left.items():
-        token = orjson.loads(saved).get("token")
-        if token is not None:
-            await free_token(run.gateway, run.delivery.partition, run.id, wait_id(key), token)
+def _close(run: Run, key: str, saved: dict[str, Any], end: Closing) -> None:
+    """Close the wait of a cancelled branch, and free its token."""
+    wait, token = wait_id(key), saved.get("token")
+    entries = (*forget_steps([key], run.history), closing(run.id, wait), run.next_entry(Waited(closed=True, wait=wait)))
+    free = None if token is None else partial(free_token, run.gateway, run.delivery.partition, run.id, wait, token)
+    end.add(*entries, then=free)
+
+
+set_closer("answer", _close)
 
 
 def _is_record(key: str) -> bool:
