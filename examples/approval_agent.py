@@ -2,12 +2,12 @@
 
     perdure worker run examples/approval_agent.py:app &
     perdure enqueue complaint --queue complaints --args '{"order": "A7", "text": "it arrived broken"}' --id case-1
-    perdure task send case-1 yes --from finance
+    perdure task answer case-1 refund true --by finance
     perdure task result case-1
 
 The model is a script, so that the example needs no network; examples/llm_agent.py calls a real one. Kill the worker
-while it refunds: the next worker finds the refund by its idempotency key, and does not pay again. `--from` is what the
-sender says: rights on Redis, or your own web service, decide who may send.
+while it refunds: the next worker finds the refund by its idempotency key, and does not pay again. `--by` is what the
+sender says: rights on Redis, or your own web service, decide who may answer.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ async def call_tool(ctx: Context, order: str, call: ToolCall) -> str:
     if call.name == "look_up":
         return await ctx.options(call=call.id).tool("look_up", look_up, order)
     amount = int(call.arguments["amount"])
-    answer = await ctx.ask("finance", f"Refund {amount} euros for order {order}?", wait=86_400)  # takes no slot
-    if answer is None or answer.content != "yes":
+    shown = {"order": order, "amount": amount}  # an answer to another amount is void
+    if not await ctx.wait_for(
+        "refund", bool, who="finance", shows=shown, timeout=86_400, default=False
+    ):  # takes no slot
         return "refused by finance"
     return await ctx.options(call=call.id, risky=True, verify=find_refund).tool("refund", refund, order, amount)
 

@@ -198,7 +198,8 @@ async def _expected_sender(gateway: Gateway, partition: Partition, task_id: str)
     except Refused:
         return ""
     waiting = next((event for event in events if event.type == "waiting"), None)
-    return str(waiting.data.get("on") or "") if waiting is not None and isinstance(waiting.data, dict) else ""
+    data = waiting.data if waiting is not None and isinstance(waiting.data, dict) else {}
+    return str(data.get("on") or "") if data.get("what") == "message" else ""
 
 
 def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -> bytes:

@@ -91,7 +91,7 @@ async def test_a_worker_killed_in_a_tool_refunds_once(tmp_path: Path, monkeypatc
     async with complaint("A7", "case-1") as handle:
         with worker("approval_agent.py", tmp_path) as killed:
             await wait_until(lambda: is_waiting(handle), "the wait for finance")
-            await handle.send("yes", sender="finance")
+            await handle.answer("refund", True, by="finance")
             await wait_until(anyio.Path(ledger).exists, "the refund")
             killed.process.kill()
         with worker("approval_agent.py", tmp_path):
@@ -107,7 +107,7 @@ async def test_the_order_of_the_complaint_is_refunded(tmp_path: Path, monkeypatc
             await wait_until(lambda: is_waiting(handle), "the wait for finance")
             events = [event async for event in handle.events(follow=False)]
             assert any("Refund 120 euros for order B9?" in str(event.data) for event in events)
-            await handle.send("yes", sender="finance")
+            await handle.answer("refund", True, by="finance")
             assert await handle.result(timeout=BOUND) == "Your refund: 120 euros."
         async with complaint("C1", "case-3") as handle:
             assert await handle.result(timeout=BOUND) == "Your refund: none, there is no order C1."

@@ -26,20 +26,20 @@ async def test_a_task_reads_the_messages_in_its_inbox(app: App) -> None:
         assert await handle.result(timeout=10) == ["leases", "mention fencing", "be brief"]
 
 
-async def test_a_task_that_waits_for_a_message_is_parked(app: App) -> None:
+async def test_a_task_that_waits_for_an_answer_is_parked(app: App) -> None:
     """`ctx.ask` waits for an answer without a worker, a slot or a lease; the answer wakes the task."""
 
     @app.task
     async def publish(ctx: Context, page: str) -> str:
         answer = await ctx.ask("ada", f"Publish {page}?")
-        return f"{page}: {answer.content if answer else 'no answer'}"
+        return f"{page}: {answer}"
 
     async with app:
         handle = await publish.enqueue("leases.md")
         async with Worker(app) as worker:
             await worker.run(burst=True)
         assert await handle.status() is State.WAITING  # parked, and no worker is needed
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         async with Worker(app) as worker, asyncio.TaskGroup() as group:
             group.create_task(worker.run())
             assert await handle.result(timeout=10) == "leases.md: yes"

@@ -104,7 +104,7 @@ def make_app(settings: Settings) -> App:
 
     @app.task
     async def waits(ctx: Context) -> str:
-        return str(await ctx.ask("ada", "continue?", wait=3600.0))
+        return str(await ctx.ask("ada", "continue?", timeout=3600.0))
 
     @app.task
     async def walks(ctx: Context) -> int:

@@ -13,7 +13,7 @@ from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retr
 from perdure.worker.task import Task
 
 from tests.replay.journal import Journal
-from tests.replay.rehearsal import Build, Handler
+from tests.replay.rehearsal import Build, Handler, Reply
 
 HANDLERS: dict[str, Handler] = {}
 
@@ -117,7 +117,7 @@ async def _echo(value: Any) -> Any:
     return value
 
 
-@handler(flaky=True, allowed=one_of("paid by A", "paid by B"), answers=[("ada", "yes")])
+@handler(flaky=True, allowed=one_of("paid by A", "paid by B"), answers=[Reply("question", "yes")])
 def bank_that_recovers_and_approval(app: App, world: Journal) -> Task[Any, Any]:
     """The same without a crash: a wait for an approval ends the run as well."""
 
@@ -138,7 +138,7 @@ def bank_that_recovers_and_approval(app: App, world: Journal) -> Task[Any, Any]:
         except ConnectionError:
             paid = await ctx.step("bank B", bank_b)
         answer = await ctx.ask("ada", f"paid with {paid}, right?")
-        return f"{paid} {answer.content if answer else None}"
+        return f"{paid} {answer}"
 
     return pay
 
@@ -905,13 +905,13 @@ def question_after_a_failure(app: App, world: Journal) -> Task[Any, Any]:
         try:
             return await ctx.step("bank", bank)
         except ServiceDown as error:
-            answer = await ctx.ask("ada", f"continue after {error}?", wait=0.05)
+            answer = await ctx.ask("ada", f"continue after {error}?", timeout=0.05, default=None)
         return str(await ctx.step("report", _echo, "no one answered" if answer is None else "answered"))
 
     return work
 
 
-@handler(expects="yes", answers=[("ada", "yes")])
+@handler(expects="yes", answers=[Reply("question", "yes")])
 def question_that_is_answered(app: App, world: Journal) -> Task[Any, Any]:
     async def bank() -> str:
         world.call("bank")
@@ -923,8 +923,7 @@ def question_that_is_answered(app: App, world: Journal) -> Task[Any, Any]:
             return await ctx.step("bank", bank)
         except ServiceDown as error:
             answer = await ctx.ask("ada", f"continue after {error}?")
-        assert answer is not None
-        return str(await ctx.step("report", _echo, answer.content))
+        return str(await ctx.step("report", _echo, answer))
 
     return work
 

@@ -124,6 +124,7 @@ class Observer:
             patch.object(StepCaller, "tool", self._watched(StepCaller.tool)),
             patch.object(StepCaller, "inbox", self._watched(StepCaller.inbox)),
             patch.object(StepCaller, "ask", self._watched(StepCaller.ask)),
+            patch.object(StepCaller, "wait_for", self._watched(StepCaller.wait_for)),
             patch.object(Context, "send", self._watched(Context.send)),
             patch.object(Context, "decide", self._watched(Context.decide)),
             patch.object(Context, "discover", self._watched(Context.discover)),
@@ -141,7 +142,7 @@ class Observer:
         return call
 
 
-STEPS: Final = ("step(", "tool(", "ask(", "send(")
+STEPS: Final = ("step(", "tool(", "ask(", "wait_for(", "send(")
 """Calls whose result is confirmed before they return."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from unittest.mock import patch
 
 import redis
@@ -43,6 +43,7 @@ _BOUND: Final = 60.0
 _WRITES: Final = frozenset(
     (
         "bury",
+        "claim_token",
         "enqueue",
         "enqueue_large",
         "enqueue_successor",
@@ -83,6 +84,13 @@ class Disturbance:
         return f"{self.when}-{self.number}"
 
 
+class Reply(NamedTuple):
+    """An answer to a wait, by its name or its id."""
+
+    wait: str
+    value: Any
+
+
 @dataclass(frozen=True)
 class Handler:
     """A task of the suite.
@@ -90,7 +98,7 @@ class Handler:
     Attributes:
         build: Defines the task in an app; what it calls outside is a line of the journal.
         arguments: Of the task.
-        answers: Messages that are sent each time the task waits: sender and content.
+        answers: Messages that are sent each time the task waits, sender and content, or answers to a wait.
         flaky: Its steps do not end in the same way each time, so a stopped task may go another way from a step that was
             in flight. Only what the handler has continued from must stay, and `allowed` holds.
         retried: Whether the task has more than one attempt.
@@ -107,7 +115,7 @@ class Handler:
     name: str
     build: Build
     arguments: dict[str, Any] = field(default_factory=dict)
-    answers: Sequence[tuple[str, Any]] = ()
+    answers: Sequence[tuple[str, Any] | Reply] = ()
     flaky: bool = False
     retried: bool = True
     enqueues: bool = False
@@ -349,11 +357,14 @@ class Rehearsal:
                 await handle.cancel()
                 return
             if self._sent < len(self.handler.answers):
-                sender, content = self.handler.answers[self._sent]
+                sent = self.handler.answers[self._sent]
                 self._sent += 1
                 handle = await app.producer.find(self._task_id, queue=self.name)
                 assert handle is not None
-                await handle.send(content, sender=sender)
+                if isinstance(sent, Reply):
+                    await handle.answer(sent.wait, sent.value)
+                else:
+                    await handle.send(sent[1], sender=sent[0])
                 return
             now = await gateway.command("TIME")
             delay = int(due) / 1000 - int(now[0]) - int(now[1]) / 1e6

@@ -109,7 +109,7 @@ def build(settings: Settings) -> App:
         (first,) = await ctx.inbox(wait=3600)
         await ctx.send(late, first.content)
         answer = await ctx.ask("operator", "Go on?")
-        return [first.content, answer.content if answer else ""]
+        return [first.content, answer]
 
     return app
 

@@ -102,13 +102,13 @@ async def test_a_handler_takes_timedeltas_and_datetimes(settings: Settings) -> N
 
         with pytest.raises(StepTimeout, match=r"0\.05 s"):
             await ctx.options(timeout=timedelta(milliseconds=50)).step("slow", forever)
-        for call in (ctx.inbox("5"), ctx.ask("ops", "?", wait="5")):  # type: ignore[arg-type]
-            with pytest.raises(TypeError, match=r"^wait must be seconds, a timedelta or a datetime, got '5'"):
+        for call in (ctx.inbox("5"), ctx.ask("ops", "?", timeout="5")):  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"^(wait|timeout) must be seconds, a timedelta or a datetime, got '5'"):
                 await call
         return [
             await ctx.inbox(wait=timedelta(milliseconds=20)),
             await ctx.inbox(wait=datetime.now(UTC)),
-            await ctx.ask("ops", "?", wait=datetime.now(UTC) - MINUTE),
+            await ctx.ask("ops", "?", timeout=datetime.now(UTC) - MINUTE, default=None),
         ]
 
     stuck = asyncio.Event()

@@ -75,6 +75,8 @@ def _stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> Webho
             (waiting,) = [one for one in handoff.waiting_on if one.on][:1]
             waits = {"what": waiting.what, "on": waiting.on} | ({} if _encrypted(run) else {"why": waiting.why})
             remedy = f"perdure task send {run.id} TEXT --from {waiting.on}"
+            if waiting.wait:
+                remedy = f"perdure task answer {run.id} {waiting.wait} JSON"
             return WebhookEvent(
                 _common("waiting", run) | waits | {"summary": f"waits for {waiting.on}", "remedy": remedy}
             )

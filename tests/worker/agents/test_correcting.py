@@ -158,9 +158,8 @@ async def test_a_waiting_agent_is_woken_and_its_question_stays_open(app: App) ->
     class Asking(Planner):
         async def act(self, ctx: Context, state: Travel, step: PlanStep) -> str:
             if step.key == "book":
-                answer = await ctx.ask("ada", "which hotel?", wait=3600)
-                assert answer is not None
-                return f"{answer.content} in {state.trip.city}"
+                answer = await ctx.ask("ada", "which hotel?", timeout=3600)
+                return f"{answer} in {state.trip.city}"
             return state.trip.city
 
     handle = await enqueue(app, Asking)

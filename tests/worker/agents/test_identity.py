@@ -94,7 +94,7 @@ async def test_a_step_that_is_cut_off_keeps_the_identity_with_which_it_began(app
             limit = ctx.identity.identity.parameters["limit"]
             await ctx.step("check", lambda limit: seen.append((step.key, limit)), limit)
             answer = await ctx.ask("ada", f"pay {limit}?")
-            return [limit, answer and answer.content]
+            return [limit, answer]
 
         async def finish(self, ctx: Context, state: AgentState) -> Any:
             return state.results
@@ -110,9 +110,9 @@ async def test_a_step_that_is_cut_off_keeps_the_identity_with_which_it_began(app
         await wait_until(lambda: waits(1), "it asks")
         changed = OWN.model_copy(update={"parameters": {"limit": 2}})
         await set_identity(producer.gateway, producer.namespace, "clerk", changed, by="ada")
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         await wait_until(lambda: waits(2), "it asks again")
-        await handle.send("yes too", sender="ada")
+        await handle.answer("question", "yes too", by="ada")
         assert await bounded(handle.result()) == {"first": [1, "yes"], "second": [2, "yes too"]}
         events = [event.data for event in await history(handle) if event.type in ("identity_read", "waiting")]
         await producer.gateway.command("DEL", producer.namespace.identity("clerk"))

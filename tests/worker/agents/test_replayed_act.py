@@ -61,7 +61,7 @@ class Talks(Agent[Chat]):
         if kind.stop == "failure":
             raise RuntimeError("the network is down")
         if kind.stop == "wait":
-            await ctx.ask("ada", "May I?", wait=3600)
+            await ctx.ask("ada", "May I?", timeout=3600)
 
     async def finish(self, ctx: Context, state: Chat) -> list[str]:
         return [one.content for one in state.messages]
@@ -97,8 +97,8 @@ async def test_a_message_of_another_party_stays_in_its_place(app: App) -> None:
 
         async def act(self, ctx: Context, state: Chat, step: PlanStep) -> list[str]:
             await ctx.add_message("assistant", "may I?")
-            answer = await ctx.ask("ada", "May I?", wait=3600)
-            await ctx.add_message("user", "no answer" if answer is None else str(answer.content))
+            answer = await ctx.ask("ada", "May I?", timeout=3600)
+            await ctx.add_message("user", str(answer))
             return [one.content for one in state.messages]
 
         async def finish(self, ctx: Context, state: Chat) -> list[str]:
@@ -113,7 +113,7 @@ async def test_a_message_of_another_party_stays_in_its_place(app: App) -> None:
             return (await running.record()).waits is not None
 
         await wait_until(waits, "the agent waits")
-        await running.send("yes", sender="ada")
+        await running.answer("question", "yes", by="ada")
         await work_off(app)
         assert await bounded(running.result()) == ["may I?", "yes"]
 

@@ -108,6 +108,8 @@ def test_the_commands_are_these() -> None:
             f"task {name}"
             for name in (
                 "send",
+                "answer",
+                "waiting",
                 "inbox",
                 "artifact",
                 "state",

@@ -263,7 +263,7 @@ def test_edited_arguments_of_a_task_with_answers_warn_of_them(crew: Crew, settin
             for content in ("yes", None):
                 await work_off(app)
                 if content is not None:
-                    await handle.send(content, sender="ada")
+                    await handle.answer("question", content, by="ada")
             return handle.id
 
     task_id = anyio.run(run)

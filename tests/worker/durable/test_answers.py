@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, SyncContext, TaskHandle
-from perdure.queues import AnswerRefused, InvalidAnswer, WaitNotFound
+from perdure.queues import AnswerRefused, InvalidAnswer, TaskEnded, WaitNotFound
 from perdure.queues.records import State
 from perdure.queues.waits import read_waits
 from perdure.worker.errors import WaitTimedOut
@@ -94,7 +94,7 @@ async def test_a_second_answer_reaches_no_other_question(app: App) -> None:
         assert not (await handle.waits())[0].answered
         await handle.answer("approval", False)
         assert await bounded(handle.result()) == [True, False]
-        with pytest.raises(AnswerRefused, match="takes no more answers"):
+        with pytest.raises(TaskEnded, match="takes no more answers"):
             await handle.answer("approval", True)
 
 

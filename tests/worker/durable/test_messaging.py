@@ -245,28 +245,6 @@ async def test_a_message_is_sent_once_if_the_sender_fails_before_the_record(
         assert failed
 
 
-async def test_ask_ignores_messages_from_before_the_question(settings: Settings) -> None:
-    app = App("mail", settings=settings)
-
-    @app.task
-    async def ships(ctx: Context) -> list[Any]:
-        answer = await ctx.ask("ada", "Ship it?", wait=3600)
-        late = await ctx.ask("ada", "Really?", wait=0.01)
-        return [answer and answer.content, late, contents(await ctx.inbox())]
-
-    async with app:
-        handle = await ships.enqueue()
-        await handle.send("hello", sender="ada")
-        async with running_worker(app):
-            await parked(handle)
-            assert (await handle.record()).waits == "approval"
-            await handle.send("no idea", sender="bob")
-            await handle.send("yes", sender="ada")
-            assert await bounded(handle.result()) == ["yes", None, ["hello", "no idea"]]
-        waiting = next(event for event in await history(handle) if event.type == "waiting")
-        assert waiting.data == {"what": "approval", "on": "ada", "why": "Ship it?"}
-
-
 async def test_concurrent_reads_return_different_messages(settings: Settings) -> None:
     app = App("mail", settings=settings)
 

@@ -127,7 +127,7 @@ async def test_a_retried_failure_and_a_wait_enqueue_nothing(app: App) -> None:
         handle = await job.enqueue()
         await wait_until(lambda: is_in(handle, State.WAITING), "the task waits")
         assert ended == []
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         await bounded(handle.result())
         await wait_until(lambda: is_true(lambda: ended == [handle.id]), "the clean-up task runs")
 

@@ -1,15 +1,13 @@
-"""Questions: an answer is for one question of one person, whatever changes between two runs."""
+"""Questions of `ctx.ask`: an answer is for one question of one person, whatever changes between two runs."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, SyncContext, TaskHandle
 from perdure.deadletter.replay import Replay, replay
-from perdure.queues.inbox import last_message
 from perdure.testing import make_context
 from perdure.worker.errors import StepDefinitionError
 
@@ -31,56 +29,41 @@ async def questions(handle: TaskHandle[Any]) -> list[dict[str, Any]]:
     return [event.data for event in await history(handle) if event.type == "waiting"]
 
 
-async def read(ctx: Context, how: str, who: str, text: str) -> Any:
-    """Ask in one of the ways in which a handler can; return the content of the answer."""
-    if how == "ask":
-        answer = await ctx.ask(who, text)
-        return None if answer is None else answer.content
-    sender = who if how == "inbox of one" else None
-    return (await ctx.inbox(math.inf, sender=sender, why=text, limit=1))[0].content
-
-
-WAYS = ["ask", "inbox of one", "inbox"]
-
-
-@pytest.mark.parametrize("how", WAYS)
-async def test_an_open_question_is_withdrawn_for_another_one(app: App, how: str) -> None:
+async def test_an_open_question_is_withdrawn_for_another_one(app: App) -> None:
     """The message that wakes the task was sent by a person who saw the former question."""
     amount = [50]
 
     @app.task
     async def refund(ctx: Context) -> Any:
         asked = amount[0]
-        return [asked, await read(ctx, how, "ada", f"refund {asked}?")]
+        return [asked, await ctx.ask("ada", f"refund {asked}?")]
 
     async with app, running_worker(app):
         handle = await refund.enqueue()
         await asked(handle)
         amount[0] = 5000
-        await handle.send("yes to 50", sender="ada")
+        await handle.answer("question", "yes to 50", by="ada")
         await asked(handle, 2)
         explained = await handle.explain()
         assert explained.why == "refund 5000?"
         assert "refund 5000?" in explained.sentence
         document = orjson.loads((await recorded_steps(app, handle))["s:#handoff"])
         assert [awaited["why"] for awaited in document["waiting_on"]] == ["refund 5000?"]
-        await handle.send("yes to 5000", sender="ada")
+        await handle.answer("question", "yes to 5000", by="ada")
         assert await bounded(handle.result()) == [5000, "yes to 5000"]
-        assert [message.content for message in await handle.pending_messages()] == ["yes to 50"]
         first, second = await questions(handle)
         assert (first["why"], second["why"]) == ("refund 50?", "refund 5000?")
         assert "refund 50?" in second["withdrawn"]
 
 
-@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize(("who", "amount"), [("ada", 5000), ("bob", 50)])
-async def test_a_recorded_answer_is_not_taken_for_another_question(app: App, how: str, who: str, amount: int) -> None:
+async def test_a_recorded_answer_is_not_taken_for_another_question(app: App, who: str, amount: int) -> None:
     """Also if another person is asked the same."""
     paid: list[int] = []
 
     @app.task(retry=Retry(max_attempts=1))
     async def refund(ctx: Context, who: str, amount: int) -> None:
-        await read(ctx, how, who, f"{who}, refund {amount}?")
+        await ctx.ask(who, f"{who}, refund {amount}?")
         if not paid:
             paid.append(0)
             raise ValueError("the bank is closed")
@@ -90,7 +73,7 @@ async def test_a_recorded_answer_is_not_taken_for_another_question(app: App, how
         handle = await refund.enqueue("ada", 50)
         async with running_worker(app):
             await asked(handle)
-            await handle.send("yes", sender="ada")
+            await handle.answer("question", "yes", by="ada")
             dead = await letter(app, handle)
         edited = f'{{"who": "{who}", "amount": {amount}}}'.encode()
         assert await replay(app.producer.gateway, dead, Replay(args=edited))
@@ -120,76 +103,42 @@ async def test_a_question_with_rerun_is_asked_again(app: App, sync: bool) -> Non
         answer = await ctx.options(on_mismatch="rerun").ask("ada", next_text())
         if ctx.attempt == 1:
             raise ValueError("the bank is closed")
-        assert answer is not None
-        return answer.content
+        return answer
 
     def refund_sync(ctx: SyncContext) -> Any:
         answer = ctx.options(on_mismatch="rerun").ask("ada", next_text())
         if ctx.attempt == 1:
             raise ValueError("the bank is closed")
-        assert answer is not None
-        return answer.content
+        return answer
 
     texts.insert(1, texts[0])  # the run that the answer wakes
     task = app.task(retry=Retry(max_attempts=2, base=0.0))(refund_sync if sync else refund)
     async with app, running_worker(app):
         handle = await task.enqueue()
         await asked(handle)
-        await handle.send("yes to 50", sender="ada")
+        await handle.answer("question", "yes to 50", by="ada")
         await asked(handle, 2)
-        await handle.send("no to 5000", sender="ada")
+        await handle.answer("question", "no to 5000", by="ada")
         assert await bounded(handle.result()) == "no to 5000"
 
 
-async def test_a_question_with_a_key_may_have_another_text(app: App) -> None:
+async def test_a_question_with_a_name_may_have_another_text(app: App) -> None:
     runs: list[int] = []
 
     @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def publish(ctx: Context) -> Any:
         runs.append(1)
-        answer = await ctx.ask("ada", f"Publish? It is {len(runs)} o'clock", key="publish")
-        found = await ctx.inbox(math.inf, why=f"more at {len(runs)}", key="more")
+        answer = await ctx.ask("ada", f"Publish? It is {len(runs)} o'clock", bool, name="publish")
         if ctx.attempt == 1:
             raise ValueError("once more")
-        return [answer and answer.content, found[0].content]
+        return answer
 
     async with app, running_worker(app):
         handle = await publish.enqueue()
         await asked(handle)
-        await handle.send("yes", sender="ada")
-        await asked(handle, 2)
-        await handle.send("more")
-        assert await bounded(handle.result()) == ["yes", "more"]
-        assert len(runs) == 4
-
-
-async def test_a_message_that_comes_while_the_question_is_replaced_does_not_answer_it(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It arrives after the position was read, and before the new question is stored."""
-    texts = iter(["refund 50?", "refund 5000?", "refund 5000?", "refund 5000?"])
-    late: list[str] = []
-
-    async def position_and_send(*args: Any) -> tuple[int, int]:
-        found = await last_message(*args)
-        if late:
-            await handle.send(late.pop(), sender="ada")
-        return found
-
-    monkeypatch.setattr("perdure.worker.durable.messaging.last_message", position_and_send)
-
-    @app.task
-    async def refund(ctx: Context) -> Any:
-        return await read(ctx, "ask", "ada", next(texts))
-
-    async with app, running_worker(app):
-        handle = await refund.enqueue()
-        await asked(handle)
-        late.append("yes to 50, late")
-        await handle.send("yes to 50", sender="ada")
-        await asked(handle, 2)
-        await handle.send("yes to 5000", sender="ada")
-        assert await bounded(handle.result()) == "yes to 5000"
+        await handle.answer("publish", True)
+        assert await bounded(handle.result()) is True
+        assert len(runs) == 3
 
 
 async def test_questions_keep_their_answers_in_another_order(app: App) -> None:
@@ -201,7 +150,7 @@ async def test_questions_keep_their_answers_in_another_order(app: App) -> None:
         if ctx.attempt == 2:
             texts.reverse()
             await ctx.inbox(sender="bob")
-        found = {text: await read(ctx, "ask", "ada", text) for text in texts}
+        found = {text: await ctx.ask("ada", text) for text in texts}
         if ctx.attempt == 1:
             raise ValueError("once more")
         return found
@@ -209,9 +158,9 @@ async def test_questions_keep_their_answers_in_another_order(app: App) -> None:
     async with app, running_worker(app):
         handle = await both.enqueue()
         await asked(handle)
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         await asked(handle, 2)
-        await handle.send("no", sender="ada")
+        await handle.answer("question", "no", by="ada")
         assert await bounded(handle.result()) == {"newsletter?": "yes", "database?": "no"}
 
 
@@ -228,7 +177,7 @@ async def test_a_read_does_not_return_what_another_sender_wrote(app: App) -> Non
     async with app:
         handle = await reads.enqueue()
         await handle.send("from bob", sender="bob")
-        await handle.send("from ada", sender="ada")
+        await handle.answer("question", "from ada", by="ada")
         await work_off(app)
         assert await bounded(handle.result()) == ["from ada"]
 
@@ -246,7 +195,7 @@ class Refund(Agent[RefundState]):
     async def act(self, ctx: Context, state: RefundState, step: PlanStep) -> Any:
         answer = await ctx.ask("ada", f"refund {state.amount}?")
         more = await ctx.ask("ada", "really?")
-        return [state.amount, answer and answer.content, more and more.content]
+        return [state.amount, answer, more]
 
     async def finish(self, ctx: Context, state: RefundState) -> Any:
         return state.results["pay"]
@@ -261,15 +210,15 @@ async def test_a_correction_withdraws_the_question_of_an_agent(app: App) -> None
         await handle.correct({"amount": 500})
         await asked(handle, 2)
         assert (await handle.explain()).why == "refund 500?"
-        await handle.send("yes to 500", sender="ada")
+        await handle.answer("question", "yes to 500", by="ada")
         await asked(handle, 3)
         assert (await handle.explain()).why == "really?"
         await handle.correct({"amount": 5000})
         await asked(handle, 4)
         assert (await handle.explain()).why == "refund 5000?"
-        await handle.send("yes to 5000", sender="ada")
+        await handle.answer("question", "yes to 5000", by="ada")
         await asked(handle, 5)
-        await handle.send("really", sender="ada")
+        await handle.answer("question", "really", by="ada")
         assert await bounded(handle.result()) == [5000, "yes to 5000", "really"]
 
 
@@ -285,8 +234,7 @@ async def test_a_question_leaves_the_confirmation_of_an_agent_alone(app: App) ->
             if step.key == "b":
                 for failure in failures:
                     raise ValueError(failure)
-            answer = await ctx.ask("ada", f"{step.key}?") if step.key == "b" else None
-            return answer and answer.content
+            return await ctx.ask("ada", f"{step.key}?") if step.key == "b" else None
 
         async def finish(self, ctx: Context, state: AgentState) -> Any:
             return state.results
@@ -297,9 +245,9 @@ async def test_a_question_leaves_the_confirmation_of_an_agent_alone(app: App) ->
         await asked(handle)
         await handle.correct({}, confirm=True)
         await asked(handle, 2)
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == {"a": None, "b": "yes"}
-        assert [question["what"] for question in await questions(handle)] == ["confirmation", "approval"]
+        assert [question["what"] for question in await questions(handle)] == ["confirmation", "answer"]
         assert "s:#asked" in await recorded_steps(app, handle)
 
 
@@ -317,7 +265,5 @@ async def test_other_options_of_a_question_are_refused(app: App) -> None:
 
 
 async def test_questions_with_options_in_unit_tests() -> None:
-    ctx = make_context(inbox=["yes"])
-    answer = await ctx.options(on_mismatch="rerun").ask("ada", "refund?", key="refund")
-    assert answer is not None
-    assert answer.content == "yes"
+    ctx = make_context(answers={"refund": "yes"})
+    assert await ctx.options(on_mismatch="rerun").ask("ada", "refund?", name="refund") == "yes"

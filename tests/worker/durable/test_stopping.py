@@ -102,7 +102,7 @@ async def test_a_wait_raises_run_stopped(app: App, wait: Callable[[Context], Awa
         handle = await job.enqueue()
         await waits(handle)
         assert (seen.raised, seen.stops) == (["RunStopped"], [Stop("park", ends_task=False)])
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == "answered"
 
 
@@ -125,7 +125,7 @@ async def test_a_wait_in_a_thread_raises_run_stopped(app: App) -> None:
         handle = await job.enqueue()
         await waits(handle)
         assert (seen.raised, seen.stops) == (["RunStopped"], [Stop("park", ends_task=False)])
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == "answered"
 
 
@@ -156,7 +156,7 @@ async def test_a_wait_in_the_body_of_a_task_group_is_a_group_with_run_stopped(ap
         handle = await job.enqueue()
         await waits(handle)
         assert (seen.raised, branches) == (["RunStopped"], ["park"])
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == "answered"
 
 
@@ -199,8 +199,8 @@ async def test_a_run_parks_when_its_branches_wait_too(app: App) -> None:
         await waits(handle)
         assert sorted(seen.raised) == ["CancelledError", "RunStopped"]
         assert calls == ["first", "second"]
-        await handle.send("no", sender="nemo")
-        await handle.send("yes", sender="ada")
+        await handle.send("no", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == ["first", "second"]
     assert calls == ["first", "second"]
 

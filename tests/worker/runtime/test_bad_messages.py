@@ -222,7 +222,7 @@ async def test_a_waiting_task_whose_argument_was_renamed_waits_for_a_worker_with
     @older.task(name="sign")
     async def sign(ctx: Context, contract: str) -> str:
         answer = await ctx.ask("boss", "sign")
-        return f"{contract} {answer and answer.content}"
+        return f"{contract} {answer}"
 
     @newer.task(name="sign")
     async def sign_renamed(ctx: Context, paper: str) -> str:
@@ -232,7 +232,7 @@ async def test_a_waiting_task_whose_argument_was_renamed_waits_for_a_worker_with
         handle = await sign.enqueue("lease")
         async with running_worker(older):
             await wait_until(lambda: is_in(handle, State.WAITING), "it waits")
-        await handle.send("yes", sender="boss")
+        await handle.answer("question", "yes", by="boss")
         async with running_worker(newer):
             await wait_until(lambda: has_event(handle, "returned"), "the newer worker hands it back")
             explained = await handle.explain()

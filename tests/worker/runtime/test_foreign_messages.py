@@ -60,8 +60,7 @@ def make_app(settings: Settings, **changes: Any) -> App:
 
     @app.task(retry=Retry(max_attempts=1))
     async def pay(ctx: Context) -> list[str]:
-        answer = await ctx.ask("ada", "may I pay?", wait=3600)
-        assert answer is not None
+        (answer,) = await ctx.inbox(sender="ada", why="may I pay?", wait=3600, limit=1)
         return [answer.content, *(message.content for message in await ctx.inbox())]
 
     @app.task

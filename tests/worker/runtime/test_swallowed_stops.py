@@ -152,7 +152,7 @@ async def test_a_swallowed_wait_parks_the_task(app: App, form: str) -> None:
         if form == "child":
             with contextlib.suppress(BaseException):
                 await asyncio.gather(ctx.step("late", parked.append, "late"))
-        return str(answer and answer.content)
+        return str(answer)
 
     def asks_sync(ctx: SyncContext) -> str:
         answer = None
@@ -160,14 +160,14 @@ async def test_a_swallowed_wait_parks_the_task(app: App, form: str) -> None:
             answer = ctx.ask("ada", "go on?")
         except BaseException:  # noqa: BLE001
             parked.append("swallowed")
-        return str(answer and answer.content)
+        return str(answer)
 
     job: Any = app.task(asks_sync if form == "def" else asks)
     async with running_worker(app):
         handle = await job.enqueue()
         await wait_until(lambda: is_in(handle, State.WAITING, State.SCHEDULED), "the task waits")
         assert parked == ["swallowed"]
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == "yes"
     assert parked == (["swallowed", "late"] if form == "child" else ["swallowed"])
 
@@ -348,7 +348,7 @@ class Swallower(Agent[AgentState]):
         if self.where == "inner" and step.key == "one":
             with contextlib.suppress(BaseException):
                 answer = await ctx.ask("ada", "go on?")
-                return str(answer and answer.content)
+                return str(answer)
             self.calls.append("swallowed")
         return step.key
 
@@ -394,5 +394,5 @@ async def test_a_swallowed_wait_of_an_agent_parks_it(app: App) -> None:
         handle = await job.enqueue("work")
         await wait_until(lambda: is_in(handle, State.WAITING, State.SCHEDULED), "the agent waits")
         assert calls == ["plan", "act one", "swallowed"]
-        await handle.send("yes", sender="ada")
+        await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == {"one": "yes", "two": "two"}

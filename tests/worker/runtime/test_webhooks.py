@@ -368,21 +368,20 @@ async def test_waiting_for_a_person_is_reported_with_the_reply_command(settings:
 
         @app.task
         async def job(ctx: Context) -> Any:
-            found = await ctx.ask("ada", "may it go out?")
-            return None if found is None else found.content
+            return await ctx.ask("ada", "may it go out?")
 
         async with running_worker(app):
             handle = await job.enqueue()
             _, about = await listener.heard()
-            await handle.send("yes", sender="ada")
+            await handle.answer("question", "yes", by="ada")
             assert await bounded(handle.result()) == "yes"
     assert (about["event"], about["on"], about["what"], about["why"]) == (
         "waiting",
         "ada",
-        "approval",
+        "answer",
         "may it go out?",
     )
-    assert about["remedy"] == f"perdure task send {handle.id} TEXT --from ada"
+    assert about["remedy"] == f"perdure task answer {handle.id} question JSON"
 
 
 @pytest.mark.integration

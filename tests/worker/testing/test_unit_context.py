@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import pytest
 from perdure import App, Context, PerdureError, Retry, SyncContext, current_context, current_step
 from perdure.testing import UnitContext, make_context
-from perdure.worker.errors import StepDefinitionError, StepOutsideTask, UnserialisableResult
+from perdure.worker.errors import StepDefinitionError, StepOutsideTask, UnserialisableResult, WaitTimedOut
+from pydantic import ValidationError
 
 app = App("shop")
 
@@ -75,25 +76,38 @@ async def test_what_needs_a_server_names_the_remedy() -> None:
 async def test_given_messages_are_read_once() -> None:
     ctx = make_context(inbox=["first", {"second": 2}])
     assert [one.content for one in await ctx.inbox(limit=1)] == ["first"]
-    answer = await ctx.ask("finance", "Pay?")
-    assert answer is not None
-    assert answer.content == {"second": 2}
+    assert [one.content for one in await ctx.inbox(60)] == [{"second": 2}]
     assert await ctx.inbox() == []
     assert await ctx.inbox(60) == []
-    assert await ctx.ask("finance", "Pay?", wait=60) is None
     with pytest.raises(PerdureError, match=r"for ever for a message from 'finance': pass make_context\(inbox="):
-        await ctx.ask("finance", "Pay?")
+        await ctx.inbox(math.inf, sender="finance")
     with pytest.raises(PerdureError, match="for ever for a message: "):
         await ctx.inbox(math.inf)
+
+
+async def test_given_answers_are_used_by_name() -> None:
+    ctx = make_context(answers={"approval": [True, False], "question": "yes", "amount": "many"})
+    wait = await ctx.open_wait("approval", bool, shows={"amount": 9})
+    assert [await wait, await ctx.wait_for("approval", bool), await ctx.ask("finance", "Pay?")] == [True, False, "yes"]
+    assert wait.id == "approval"
+    assert await ctx.options(on_mismatch="rerun").wait_for("approval", bool, timeout=60, default=None) is None
+    with pytest.raises(WaitTimedOut):
+        await ctx.wait_for("approval", bool, timeout=60)
+    with pytest.raises(ValidationError):
+        await ctx.wait_for("amount", int)
+    with pytest.raises(PerdureError, match=r"for ever for an answer to 'approval#5': pass make_context\(answers="):
+        await ctx.wait_for("approval", bool)
+    with pytest.raises(ValueError, match="name of a wait must be"):
+        await ctx.wait_for("pay out", bool)
 
 
 async def test_a_handler_that_is_a_plain_function_runs_in_a_thread() -> None:
     @app.task
     def approve(ctx: SyncContext, pages: int) -> str:
         answer = ctx.ask("finance", "Pay?")
-        return f"{answer.content if answer else None}: {ctx.step('page', str, pages)}"
+        return f"{answer}: {ctx.step('page', str, pages)}"
 
-    ctx = make_context(inbox=["yes"])
+    ctx = make_context(answers={"question": "yes"})
     assert await approve(ctx, pages=2) == "yes: 2"
     assert ctx.steps == {"page": "2"}
 

@@ -8,5 +8,6 @@ events.py    events
 history.py   state, fork, handoff, versions
 correct.py   correct, compact, dismiss, resolve
 inbox.py     send, inbox
+answers.py   answer, waiting
 transfer.py  export, import
 """

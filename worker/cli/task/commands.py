@@ -27,6 +27,11 @@ _COMMANDS = {
     "cancel": (".task.outcome:cancel", "Cancel a task, and print its id."),
     "send": (".task.inbox:send", "Send a message to a task, and print the id of the task that received it."),
     "inbox": (".task.inbox:inbox", "Print the messages that a task has not read yet, the oldest first."),
+    "answer": (
+        ".task.answers:answer",
+        "Answer a question of a task, and print the id of the task that has the answer.",
+    ),
+    "waiting": (".task.answers:waiting", "List the questions that tasks wait for: open waits for answers."),
     "artifact": (".artifacts:artifact", "List the artifacts of a task, or fetch one of them."),
     "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task.history:state", "Show the state of a task after one of its events."),

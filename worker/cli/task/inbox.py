@@ -39,9 +39,9 @@ async def send(
 ) -> Output:
     """Send a message to a task, and print the id of the task that received it.
 
-    Use it to answer a question of a task. The task reads it with ctx.inbox()
-    or ctx.ask(), and wakes up if it waits. If another task continues its
-    work, that one receives the message.
+    The task reads it with ctx.inbox(), and wakes up if it waits for one. If
+    another task continues its work, that one receives the message. To answer
+    a question, use 'perdure task answer'.
 
     Example: perdure task send 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f yes --from ada
     """

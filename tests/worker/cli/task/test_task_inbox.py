@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import anyio
@@ -16,16 +17,16 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def work(settings: Settings, environment: None) -> Any:
-    """Function that runs all queued tasks; the task waits for an approval from ada, then for a message."""
+    """Function that runs all queued tasks; the task waits for a message from ada, then for a message."""
 
     async def run() -> None:
         app = App("test", settings=settings)
 
         @app.task
         async def ships(ctx: Context) -> list[Any]:
-            answer = await ctx.ask("ada", "Ship it?")
+            (answer,) = await ctx.inbox(sender="ada", why="Ship it?", wait=math.inf)
             messages = await ctx.inbox(wait=3600)
-            return [answer and answer.content, [one.content for one in messages]]
+            return [answer.content, [one.content for one in messages]]
 
         @app.task
         async def fails(ctx: Context) -> None:
@@ -41,11 +42,11 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
     task_id = call("enqueue", "ships", "--queue", "test").ids[0]
     work()
     shown = call("task", "show", task_id)
-    assert "for an approval from ada since 20" in shown.out
+    assert "for a message from ada since 20" in shown.out
     assert "ago): Ship it?" in shown.out
     assert "\ndue" not in shown.out, "it waits without a limit"
-    assert call("task", "show", task_id, "--json").json["waits"] == "approval"
-    assert "waiting for approval" in call("task", "list").out
+    assert call("task", "show", task_id, "--json").json["waits"] == "message"
+    assert "waiting for message" in call("task", "list").out
     sent = call("task", "send", task_id, "yes", "--from", "ada")
     assert (sent.code, sent.ids) == (0, [task_id])
     (first,) = [one["number"] for one in call("task", "inbox", task_id, "--json").lines]
