@@ -589,3 +589,67 @@ async def test_many_children_in_a_window_end_once_each(family: Family) -> None:
     assert sorted(ran) == sorted(names)
     assert await family.numbers() == (300, 300, 0, 0)
     assert await find_task(family.gateway, Namespace(family.partition.namespace), "c299") == family.partition
+
+
+class Dies(BaseException):
+    """The process dies."""
+
+
+@pytest.mark.parametrize("replied", [True, False], ids=["after the reply", "before the reply"])
+async def test_a_process_may_die_after_each_of_its_writes(
+    family: Family, monkeypatch: pytest.MonkeyPatch, replied: bool
+) -> None:
+    """After each script that spawning, delivery and closing run, another process finds out what is left to do."""
+    run = Gateway.run
+    left: int | None = None
+
+    async def dying(self: Gateway, script: Any, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        nonlocal left
+        if left is None or script.name in ("finish", "due"):
+            return await run(self, script, keys, args)
+        left -= 1
+        if left < 0 and not replied:
+            raise Dies
+        answer = await run(self, script, keys, args)
+        if left <= 0:
+            raise Dies
+        return answer
+
+    monkeypatch.setattr(Gateway, "run", dying)
+    deaths, ended = 0, 0
+    place = family.place
+    for writes in range(1, 12):
+        group = family.place = place._replace(group=f"g{writes}")
+        names = [f"{writes}-{number}" for number in range(4)]
+        for act in ("spawn", "deliver"):
+            for _ in names if act == "deliver" else [""]:
+                if act == "deliver":
+                    ran = await family.run()
+                    ended += 1
+                try:
+                    left = writes
+                    await (family.spawn(*names, limit=2) if act == "spawn" else family.deliver(ran))
+                except Dies:
+                    deaths += 1
+                    left = None
+                    if act == "spawn":
+                        await family.spawn(*names, limit=2)
+                    await family.look()
+                    await family.deliver(*await family.outbox())
+                left = None
+        assert await family.numbers() == (4, 4, 0, 0), writes
+        assert await ended_children(family.gateway, group, 0) == names
+        assert await family.outbox() == []
+        assert await family.gateway.command("XLEN", family.partition.ready) == 0, "no child was enqueued twice"
+        try:
+            left = writes
+            await close_join(family.gateway, group, retention=DAY)
+        except Dies:
+            deaths += 1
+            left = None
+            await close_join(family.gateway, group, retention=DAY)
+        left = None
+        assert await family.numbers() is None
+    assert deaths >= 15
+    assert ended == 44
+    family.place = place
