@@ -615,7 +615,7 @@ async def _cancel(
     keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
     keys += (partition.nudge, partition.outbox)
     namespace = Namespace(partition.namespace)
-    answer = b"changed"
+    answer, wakes = b"changed", b""
     while answer == b"changed":  # the task was replaced or replayed after it was read
         stored, (source, *found) = await gateway.pipeline(
             [("HGET", namespace.config, "result_ttl"), ("HMGET", record, "handed_from", *_READ, "wakes", "waits")]

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from perdure import Context
+from perdure import ChildFailed, Context, TaskHandle
 from perdure.queues.inbox import Sent
 from perdure.worker.durable.run import Run
 from perdure.worker.durable.step_caller import StepCaller
+from perdure.worker.durable.steps.current import CURRENT_RUN, CURRENT_STEP
+from perdure.worker.task import Task
 
 _CALL: ContextVar[str] = ContextVar("replay_call", default="")
 """The recorded call that runs here."""
@@ -129,6 +131,10 @@ class Observer:
             patch.object(Context, "decide", self._watched(Context.decide)),
             patch.object(Context, "discover", self._watched(Context.discover)),
             patch.object(Context, "add_message", self._watched(Context.add_message)),
+            patch.object(Context, "spawn", self._watched(Context.spawn)),
+            patch.object(Context, "join", self._watched(Context.join)),
+            patch.object(Context, "gather", self._watched(Context.gather)),
+            patch.object(TaskHandle, "result", self._watched_result(TaskHandle.result)),
         ):
             yield
 
@@ -141,8 +147,18 @@ class Observer:
 
         return call
 
+    def _watched_result(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def result(handle: TaskHandle[Any], *args: Any) -> Any:
+            run = CURRENT_RUN.get()
+            if run is None or CURRENT_STEP.get() is not None:
+                return method(handle, *args)
+            return self.observe(run, "result", method(handle, *args), self._place(run))
 
-STEPS: Final = ("step(", "tool(", "ask(", "wait_for(", "send(")
+        return result
+
+
+STEPS: Final = ("step(", "tool(", "ask(", "wait_for(", "send(", "spawn(", "join(", "gather(", "result")
 """Calls whose result is confirmed before they return."""
 
 
@@ -150,8 +166,12 @@ def _outcome(value: Any) -> str:
     """Return a result as text, without the ids and times of messages."""
     if isinstance(value, list):
         return str([_outcome(one) for one in value])
+    if isinstance(value, TaskHandle | ChildFailed):
+        return type(value).__name__
     return "sent" if isinstance(value, Sent) else repr(getattr(value, "content", value))
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, Task | TaskHandle):
+        return getattr(value, "name", "task")
     return getattr(value, "__name__", None) or repr(value) if callable(value) else repr(value)

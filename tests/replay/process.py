@@ -49,6 +49,7 @@ def forks() -> Iterator[Forks]:
 
 def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, write: int) -> None:
     import tests.replay.answers
+    import tests.replay.children
     import tests.replay.ends
     import tests.replay.waits  # noqa: F401 - they add handlers
     from tests.replay.handlers import HANDLERS

@@ -20,8 +20,11 @@ from unittest.mock import patch
 
 import redis
 from perdure import App, Context, Middleware, Settings, Worker
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Partition
 from perdure.queues.errors import Refused
+from perdure.queues.joins import sweep_notices
 from perdure.queues.keys import GROUP, Namespace
 from perdure.queues.transport.pipelining import Command, PipelinedConnection
 from perdure.queues.transport.scripts import queue_scripts
@@ -42,16 +45,23 @@ _BOUND: Final = 60.0
 
 _WRITES: Final = frozenset(
     (
+        "add_children",
         "bury",
         "claim_token",
+        "close_join",
+        "confirm_launch",
         "enqueue",
+        "enqueue_child",
         "enqueue_large",
         "enqueue_successor",
         "finish",
+        "notice_sent",
+        "notify_join",
         "park",
         "release",
         "reschedule",
         "send_message",
+        "watch",
         "write_checkpoint",
     )
 )
@@ -103,6 +113,8 @@ class Handler:
             in flight. Only what the handler has continued from must stay, and `allowed` holds.
         retried: Whether the task has more than one attempt.
         enqueues: Whether it enqueues tasks, which are run to their end.
+        spawns: Whether it spawns children.
+        replays: Whether dead letters are replayed when it waits.
         cancels: Whether it is cancelled when it waits.
         undoes: Whether it forgets steps, so that a later attempt runs them again.
         races: Whether it cuts off branches, which a later run may not start at all.
@@ -119,6 +131,8 @@ class Handler:
     flaky: bool = False
     retried: bool = True
     enqueues: bool = False
+    spawns: bool = False
+    replays: bool = False
     cancels: bool = False
     undoes: bool = False
     races: bool = False
@@ -324,7 +338,13 @@ class Rehearsal:
                         with suppress(redis.ResponseError):
                             client.execute_command(*process.held)
                     stop = None
-                Process(None).run(lambda: self.end_wait(observer))
+                if self.handler.spawns:
+                    self._expire_leases(client)
+                    Process(None).run(lambda: self.deliver(observer))
+                if not self._has_ended(client):
+                    Process(None).run(lambda: self.end_wait(observer))
+            if self.handler.spawns:
+                Process(None).run(lambda: self.deliver(observer))
             if self.handler.enqueues:
                 self._expire_leases(client)
                 Process(None).run(lambda: self.work(observer))
@@ -343,14 +363,32 @@ class Rehearsal:
             with _parking_soon():
                 await worker.run(burst=True)
 
+    async def deliver(self, observer: Observer) -> None:
+        """Do what a dead process has left of joins, as if time had passed, and work until nothing is left to do."""
+        app, _ = self._app(observer)
+        async with app:
+            gateway, partition = app.producer.gateway, self._partition
+            for key in (partition.outbox, partition.joins):
+                for member in await gateway.command("ZRANGE", key, 0, -1):
+                    await gateway.command("ZADD", key, "XX", 0, member)
+            await sweep_notices(gateway, partition, retention=3600.0)
+        await self.work(observer)
+
     async def end_wait(self, observer: Observer) -> None:
         """If the task waits, send it the next message, or wait until its time has passed."""
         app, _ = self._app(observer)
         async with app:
             gateway = app.producer.gateway
-            state, waits, due = await gateway.command("HMGET", self._record, "state", "waits", "due")
+            state, waits = await gateway.command("HMGET", self._record, "state", "waits")
             if state != b"scheduled" or waits is None:
                 return
+            due = await gateway.command("ZSCORE", self._partition.due, self._task_id)
+            if due is None:
+                return
+            if self.handler.replays:
+                async for dead in list_letters(gateway, [self._partition], Filter()):
+                    await replay(gateway, dead, Replay())
+                    return
             if self.handler.cancels:
                 handle = await app.producer.find(self._task_id, queue=self.name)
                 assert handle is not None
