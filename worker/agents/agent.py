@@ -88,6 +88,8 @@ class Agent(Generic[S]):
     async def act(self, ctx: Context, state: S, step: PlanStep) -> Any:
         """Take one step. The result, JSON data or of the annotated return type, is put into `state.results`.
 
+        If it is the handle of a task, the result of the step is that of the task, for which the agent is parked.
+
         Keys of `ctx.step` calls in this method are prefixed with the key of the step.
         """
         raise NotImplementedError(f"{type(self).__name__} has no act")

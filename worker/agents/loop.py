@@ -40,6 +40,7 @@ from ...queues.keys import Namespace
 from ...queues.pubsub import TaskNotifications
 from ...queues.transport.backoff import retry_while_unavailable
 from ..context import Context
+from ..durable.joining import followed
 from ..durable.journal.event import Event
 from ..durable.journal.run_events import StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
 from ..durable.journal.step_record import StepRecord
@@ -386,7 +387,7 @@ class Loop(Generic[S]):
                 done = await self._resolve_doubt(step)
                 if done is not None:
                     return done.result
-            return await self._agent.act(self._ctx, self._state, step)
+            return await followed(self._agent.act(self._ctx, self._state, step))
 
     async def _resolve_doubt(self, step: PlanStep) -> AlreadyDone[Any] | None:
         if type(self._agent).verify is not Agent.verify:

@@ -12,7 +12,7 @@ is stored. The janitor closes the joins of attempts whose worker died before it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
@@ -321,6 +321,12 @@ def parked_result(handle: TaskHandle[Any], timeout: Moment | None) -> Coroutine[
     if handle.partition.namespace != run.delivery.partition.namespace:
         return None
     return result_of(run, handle, None if timeout is None else seconds_until(timeout, "timeout"))
+
+
+async def followed(call: Awaitable[Any]) -> Any:
+    """Return what a call returns; if that is the handle of a task, the result of the task, outside of the call."""
+    value = await call
+    return await value.result() if isinstance(value, TaskHandle) else value
 
 
 async def result_of(run: Run, handle: TaskHandle[Any], timeout: float | None) -> Any:

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ...queues.durations import Moment
+from ...queues.handle import TaskHandle
 from ...queues.inbox import InboxMessage
 from ..errors import StepDefinitionError
 from .answers import REQUIRED, Wait, ask, open_wait
+from .joining import followed
 from .messaging import receive
 from .run import Run
 from .steps.current import StepOptions
@@ -57,17 +59,29 @@ class StepCaller:
 
     @overload
     def tool(
+        self, name: str, fn: Callable[P, Awaitable[TaskHandle[R]]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def tool(
+        self, name: str, fn: Callable[P, TaskHandle[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def tool(
         self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, R]: ...
     @overload
     def tool(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
     def tool(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
+        """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`.
+
+        If `fn` returns the handle of a task, and declares it (`-> TaskHandle[str]`), the handle is the result of the
+        step, and the call returns the result of the task: the handler is parked until then.
+        """
         options = self._options
         if options.reasoning and options.call is not None:
             CallReasons.add(self._run, options.call, options.reasoning)
         tool = LoggedCall(name, fn, args, kwargs, options)
-        return run_step(self._run, name, fn, args, kwargs, options, tool, _caller())
+        return followed(run_step(self._run, name, fn, args, kwargs, options, tool, _caller()))
 
     # messages, see docs/how-to/messages.md
 

@@ -8,7 +8,20 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from perdure import App, ChildFailed, Context, Retry, Snooze, SpawnRefused, SyncContext, TaskFailed, TaskHandle
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    ChildFailed,
+    Context,
+    PlanStep,
+    Retry,
+    Snooze,
+    SpawnRefused,
+    SyncContext,
+    TaskFailed,
+    TaskHandle,
+)
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.records import State
 from perdure.worker.durable import joining
@@ -514,3 +527,49 @@ async def test_the_children_of_a_branch_that_lost_are_cancelled(app: App, call: 
 
 async def is_cancelled(handle: TaskHandle[Any]) -> bool:
     return await handle.status() is State.CANCELLED
+
+
+async def test_a_tool_may_return_the_handle_of_a_task(app: App) -> None:
+    runs = Counter[str]()
+
+    @app.task
+    async def search(ctx: Context, word: str) -> str:
+        runs["search"] += 1
+        return word.upper()
+
+    async def start(word: str) -> TaskHandle[str]:
+        return await search.enqueue(word)
+
+    @app.task
+    async def parent(ctx: Context) -> str:
+        runs["parent"] += 1
+        return await ctx.tool("search", start, "lease")
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == "LEASE"
+        assert runs == {"search": 1, "parent": 2}
+
+
+async def test_a_step_of_an_agent_may_return_the_handle_of_a_task(app: App) -> None:
+    runs = Counter[str]()
+
+    @app.task
+    async def search(ctx: Context, word: str) -> str:
+        runs["search"] += 1
+        return word.upper()
+
+    @app.agent
+    class Researcher(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="first", title="search"), PlanStep(key="second", title="search again")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            return await search.enqueue(step.key)
+
+        async def finish(self, ctx: Context, state: AgentState) -> Any:
+            return dict(state.results)
+
+    async with app, running_worker(app, concurrency=1):
+        running = await Researcher.enqueue("find it")
+        assert await bounded(running.result()) == {"first": "FIRST", "second": "SECOND"}
+        assert runs == {"search": 2}
