@@ -201,7 +201,7 @@ def _numbered(base: str, number: int) -> str:
 async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TaskHandle[Any]:
     """Spawn a child. See `Context.spawn`."""
     await check_call(run, SPAWN, own=True)
-    call = _child_call(run, "spawn", task)
+    call = _inheriting(run, child_call(run, "spawn", task))
     child = call.encode_child(args, kwargs)
     digest = digest_of(call.call_text([child.data]))
     key, recorded, former = await match_wait(run, f"{SPAWN}:{call.task.name}", digest)
@@ -422,13 +422,12 @@ async def _open(
     """Return the children of a call, which are spawned unless an earlier run has done so."""
     await check_call(run, kind, own=True)
     what = kind[1:] if kind == GATHER else "as_completed"
-    call = _child_call(run, what, task)
-    on_failure, window = _on_failure(errors), _window(limit)
-    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable | AsyncIterable):
-        raise SpawnRefused(f"{what} needs a list or a generator with an item for each child, got {items!r}")
+    call = _inheriting(run, child_call(run, what, task))
+    on_failure, window = check_window(limit, errors)
+    _check_items(what, items)
     children: list[Any] | None = None
     if isinstance(items, Sequence | AbstractSet):
-        children = [call.encode_child(*_arguments(item)) for item in items]
+        children = [call.encode_child(*arguments_of(item)) for item in items]
         _check_count(what, len(children))
         digest = digest_of(call.call_text(child.data for child in children))
     else:
@@ -444,7 +443,7 @@ async def _open(
     plan = _plan_of(run, key)
     if plan is None or plan.total is None:
         if children is None:
-            children = [call.encode_child(*_arguments(item)) async for item in _each(what, items)]
+            children = [call.encode_child(*arguments_of(item)) async for item in each_item(what, items)]
         run.step_began(key)
         try:
             plan = await _planned(run, key, digest)
@@ -483,8 +482,9 @@ async def _join_all(run: Run, group: _Group, errors: Errors) -> None:
         run.step_ended(group.key)
 
 
-async def _each(what: str, items: Any) -> AsyncGenerator[Any, None]:
-    """Yield the items of a generator. Raises `SpawnRefused` if there are too many."""
+async def each_item(what: str, items: Any) -> AsyncGenerator[Any, None]:
+    """Yield the items of a list or a generator. Raises `SpawnRefused` if it is none, or has too many."""
+    _check_items(what, items)
     count = 0
     if isinstance(items, AsyncIterable):
         async for item in items:
@@ -498,7 +498,7 @@ async def _each(what: str, items: Any) -> AsyncGenerator[Any, None]:
             yield item
 
 
-def _arguments(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def arguments_of(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the arguments of the child of an item: a tuple has them by position, a dict by name."""
     if type(item) is tuple:
         return item, {}
@@ -510,6 +510,16 @@ def _arguments(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 def _check_count(what: str, count: int) -> None:
     if count > MAX_CHILDREN:
         raise SpawnRefused(f"{what} can spawn at most {MAX_CHILDREN:,} children, got more items")
+
+
+def check_window(limit: object, errors: object) -> tuple[OnFailure, int]:
+    """Return what a failed child means, and how many children may be open at once; 0 for any. Raises `SpawnRefused`."""
+    return _on_failure(errors), _window(limit)
+
+
+def _check_items(what: str, items: object) -> None:
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable | AsyncIterable):
+        raise SpawnRefused(f"{what} needs a list or a generator with an item for each child, got {items!r}")
 
 
 def _on_failure(errors: object) -> OnFailure:
@@ -526,8 +536,8 @@ def _window(limit: object) -> int:
     return min(limit, MAX_CHILDREN)
 
 
-def _child_call(run: Run, what: str, task: Any) -> ChildCall:
-    """Return the call of a child, which inherits from the run. Raises `SpawnRefused`."""
+def child_call(run: Run, what: str, task: Any) -> ChildCall:
+    """Return the call of a child. Raises `SpawnRefused`."""
     if isinstance(task, str):
         found = task in run.host.tasks
         remedy = f"pass the task itself: ctx.{what}({task}, ...)" if found else "no such task is registered"
@@ -535,7 +545,12 @@ def _child_call(run: Run, what: str, task: Any) -> ChildCall:
     as_call: Callable[[], ChildCall] | None = None if isinstance(task, type) else getattr(task, "as_call", None)
     if as_call is None:
         raise SpawnRefused(f"{what} needs a registered task, got {task!r}: decorate its function with @app.task")
-    call, own = as_call(), run.envelope
+    return as_call()
+
+
+def _inheriting(run: Run, call: ChildCall) -> ChildCall:
+    """Return the call of a child with what it has from the run. Raises `SpawnRefused`."""
+    own = run.envelope
     namespace = call.task.app.producer.namespace.name
     if namespace != run.delivery.partition.namespace:
         raise SpawnRefused(

@@ -6,16 +6,17 @@ import asyncio
 import math
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, cast
 
+from ...deadletter.burial import Evidence
 from ...queues.delivery.checkpoint import Entry, History
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.settlement import Counters
 from ...queues.durations import Duration, Moment, seconds_until
 from ...queues.envelope import Envelope, new_task_id
-from ...queues.errors import Refused
+from ...queues.errors import Refused, TaskFailed
 from ...queues.handle import TaskHandle
 from ...queues.inbox import InboxMessage, Sent
 from ...queues.keys import Namespace
@@ -27,12 +28,22 @@ from ..context import Context
 from ..durable.answers import QUESTION, REQUIRED, UnitWait, Wait, describe_wait
 from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.extras import Host
+from ..durable.joining import (
+    DEFAULT_LIMIT,
+    ChildCall,
+    Errors,
+    arguments_of,
+    check_window,
+    child_call,
+    each_item,
+)
 from ..durable.journal.event import Event
 from ..durable.run import Run, RunObserver
 from ..durable.sleeping import check_sleep, check_sleep_until
 from ..durable.step_caller import StepCaller
 from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
 from ..durable.steps.threads import Threads
+from ..errors import ChildFailed, SpawnRefused
 from ..memory.task_memory import TaskMemory
 from ..settings import Settings
 from ..workspace.folders import remove_folder
@@ -69,6 +80,7 @@ class UnitContext(Context):
         steps: results of the steps that the handler called, by key (`read`, `read#2`), in the order of their ends.
         events: what the handler logged: decisions, discoveries, messages, tool calls, failed tries.
         sent: messages that the handler sent: (task id, content).
+        spawned: children that the handler spawned: name of the task and arguments. Their handlers are called at once.
         slept: how long the handler slept: a duration or a datetime for each call. The time passes at once.
     """
 
@@ -86,6 +98,7 @@ class UnitContext(Context):
         self.events: list[Event] = []
         self.sent: list[tuple[str, Any]] = []
         self.slept: list[Duration | str | datetime] = []
+        self.spawned: list[tuple[str, dict[str, Any]]] = []
         self._recorded = dict(recorded or {})
         self._answers = {
             name: [*found] if isinstance(found, list) else [found] for name, found in (answers or {}).items()
@@ -181,6 +194,50 @@ class UnitContext(Context):
         check_sleep_until(self._run, moment)
         self.slept.append(moment)
 
+    # children: their handlers are called at once, with contexts of their own
+
+    async def spawn(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+        """Call the handler of a child, and append its name and arguments to `spawned`."""
+        check_place(self._run, "#spawn", own=True)
+        call = child_call(self._run, "spawn", task)
+        child = _Child(call.task.name, len(self.spawned))
+        self.spawned.append((call.task.name, call.task.arguments.by_name(args, kwargs)))
+        child.outcome = await asyncio.create_task(_call_child(call, args, kwargs, child))
+        return cast("TaskHandle[Any]", child)
+
+    async def join(self, child: TaskHandle[Any], /) -> Any:
+        """Return the result of a child. Raises `ChildFailed`."""
+        check_place(self._run, "#join", own=True)
+        if not isinstance(child, _Child):
+            raise SpawnRefused(f"join needs the handle that ctx.spawn has returned, got {child!r}")
+        if isinstance(child.outcome, ChildFailed):
+            raise child.outcome
+        return child.outcome
+
+    async def gather(
+        self, task: Any, items: Any, *, limit: int | None = DEFAULT_LIMIT, errors: Errors = "raise"
+    ) -> list[Any]:
+        """Call the handlers of children, one after the other."""
+        results = self.as_completed(task, items, limit=limit, errors=errors)
+        return [result async for result in results]
+
+    async def as_completed(
+        self, task: Any, items: Any, *, limit: int | None = DEFAULT_LIMIT, errors: Errors = "raise"
+    ) -> AsyncGenerator[Any]:
+        """Call the handlers of children, and yield each result."""
+        check_place(self._run, "#gather", own=True)
+        check_window(limit, errors)
+        listed = [item async for item in each_item("gather", items)]
+        for number, item in enumerate(listed):
+            args, kwargs = arguments_of(item)
+            child = cast("_Child", await self.spawn(task, *args, **kwargs))
+            failed = isinstance(child.outcome, ChildFailed)
+            if failed:
+                child.outcome.number = number
+            if failed and errors != "keep":
+                raise child.outcome
+            yield child.outcome
+
     @property
     def memory(self) -> TaskMemory:
         """Raise `Refused`: memories need a store."""
@@ -250,6 +307,34 @@ def make_context(
     CURRENT_RUN.set(run)
     run.context = ctx
     return ctx
+
+
+class _Child:
+    """The handle of a child whose handler was called."""
+
+    def __init__(self, task: str, number: int) -> None:
+        self.id = f"{task}-{number}"
+        self.outcome: Any = None
+
+    async def result(self, timeout: object = None) -> Any:
+        if isinstance(self.outcome, ChildFailed):
+            raise self.outcome.error
+        return self.outcome
+
+
+async def _call_child(call: ChildCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], child: _Child) -> Any:
+    """Return what the handler of a child returns, as a worker would read it, or `ChildFailed`."""
+    task = call.task
+    arguments = task.arguments.decode(call.encode_child(args, kwargs).data)
+    try:
+        value = await task.handler(make_context(task=task.name, task_id=child.id, queue=call.own_queue), **arguments)
+        data, _ = task.result.encode("task", task.name, value)
+        return task.decode(data)
+    except Exception as error:  # noqa: BLE001 - the outcome of the child
+        evidence = Evidence.of(error).fields()
+        failed = ChildFailed(child.id, TaskFailed(child.id, "attempts_exhausted", evidence))
+        failed.__cause__ = error
+        return failed
 
 
 def _now_ms() -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
-from perdure import App, Context, PerdureError, Retry, SyncContext, current_context, current_step
+from perdure import App, ChildFailed, Context, PerdureError, Retry, SyncContext, current_context, current_step
 from perdure.testing import UnitContext, make_context
 from perdure.worker.errors import StepDefinitionError, StepOutsideTask, UnserialisableResult, WaitTimedOut
 from pydantic import ValidationError
@@ -149,3 +150,28 @@ async def test_a_sleep_passes_at_once() -> None:
     assert ctx.slept == ["2h", moment]
     with pytest.raises(ValueError, match="duration must be more than 0 seconds"):
         await ctx.sleep(-1)
+
+
+async def test_the_handlers_of_children_are_called() -> None:
+    app = App("reports")
+
+    @app.task
+    async def page(ctx: Context, number: int) -> dict[str, int]:
+        if number == 13:
+            raise LookupError("no such page")
+        return {"page": await ctx.step("read", int, number)}
+
+    @app.task
+    async def report(ctx: Context) -> list[Any]:
+        first = await ctx.join(await ctx.spawn(page, number=1))
+        rest = await ctx.gather(page, [2, 13], errors="keep")
+        arrived = [found async for found in ctx.as_completed(page, iter([3]))]
+        return [first, *rest, *arrived]
+
+    ctx = make_context()
+    first, second, failed, third = await report(ctx)
+    assert [first, second, third] == [{"page": 1}, {"page": 2}, {"page": 3}]
+    assert isinstance(failed, ChildFailed)
+    assert (failed.number, failed.error.error["message"]) == (1, "no such page")
+    assert ctx.spawned == [("page", {"number": number}) for number in (1, 2, 13, 3)]
+    assert ctx.steps == {}, "the steps of children are their own"
