@@ -322,7 +322,7 @@ class TaskCall(Generic[P, R]):
                 "in place of spawning it"
             )
         merged = {**headers, **(self.headers or {})}
-        fields = {**inherited, "version": self.task.version if self.task.version > 1 else None}
+        fields = {**inherited, "version": self.task.version}
         return replace(self, template=self._form(merged, fields), headers=merged, inherited=fields)
 
     def encode_child(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ChildArguments:

@@ -16,6 +16,7 @@ from perdure import (
     Context,
     PlanStep,
     Retry,
+    Settings,
     Snooze,
     SpawnRefused,
     SyncContext,
@@ -25,6 +26,7 @@ from perdure import (
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.records import State
 from perdure.worker.durable import joining
+from perdure.worker.task import Task
 
 from tests.support.workers import bounded, letter, running_worker, wait_until, work_off
 
@@ -573,3 +575,30 @@ async def test_a_step_of_an_agent_may_return_the_handle_of_a_task(app: App) -> N
         running = await Researcher.enqueue("find it")
         assert await bounded(running.result()) == {"first": "FIRST", "second": "SECOND"}
         assert runs == {"search": 2}
+
+
+async def test_a_child_keeps_the_version_of_the_code_that_spawned_it(app: App, settings: Settings) -> None:
+    versions: list[int] = []
+
+    def define(app: App, version: int) -> Task[[], None]:
+        @app.task(queue="children", version=version)
+        async def child(ctx: Context) -> None:
+            versions.append(ctx.version)
+
+        @app.task
+        async def parent(ctx: Context) -> None:
+            await ctx.gather(child, [()])
+
+        return parent
+
+    parent = define(app, 2)
+    async with app, App("test", settings=settings) as older, App("test", settings=settings) as newer:
+        define(older, 1)
+        define(newer, 3)
+        running = await parent.enqueue()
+        await work_off(app, queues=["test"])
+        await work_off(older, queues=["children"])
+        assert versions == [], "older workers leave the child to newer ones"
+        async with running_worker(newer, queues=["children"]), running_worker(app, queues=["test"]):
+            await bounded(running.result())
+        assert versions == [2]

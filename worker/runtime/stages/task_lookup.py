@@ -59,12 +59,14 @@ class FindTask:
         task = self._registry.of(envelope)
         if task is not None:
             execution.task = task
-            if task.version > 1:
-                execution.run.set_version(task.version, new=True)
+            if task.version > 1 or envelope.version is not None:
+                execution.run.set_version(envelope.version or task.version, new=True)
             if task.on_end is not None:
                 execution.run.mark(ON_END)
             if task.strict_order:
                 execution.run.keep_order()
+            if envelope.version is not None and not execution.run.delivery.has_history:
+                return self._await_version(execution, envelope.version)
             return None
         policy = self._settings.unknown_task
         if envelope.app is not None and not self._registry.accepts(envelope.app):
@@ -72,6 +74,14 @@ class FindTask:
             return self._unless_served(execution, hand_back(execution, policy, wrong, Reason.WRONG_APP), wrong)
         error = UnknownTask(envelope.task, sorted(self._registry))
         return hand_back(execution, policy, error, Reason.UNKNOWN_TASK)
+
+    def _await_version(self, execution: Execution, version: int) -> Outcome | None:
+        """Leave a child to workers that have the code of the worker that spawned it, if that is newer."""
+        run, task = execution.run, execution.task
+        if version <= task.version:
+            return None
+        error = NewerVersionNeeded(run.id, version, task.version, task.name)
+        return AwaitVersion(version, self._settings.version_wait, run.history.counters, error, task.name)
 
     def _wrong_app(self, run: Run, owner: str) -> WrongApp:
         """Return the error of a task of another app; the first one of each app is logged."""
@@ -223,6 +233,8 @@ class CheckTaskVersion:
             return Burial(Reason.UNREADABLE, history.counters, problem)
         if version is not None:
             run.set_version(version, new=False)
+        else:
+            version = run.envelope.version
         if version is not None and version > known:
             error = NewerVersionNeeded(run.id, version, known, task.name)
             if since is not None and history.read_at - since >= self._wait * 1000:
