@@ -16,7 +16,6 @@ from perdure import ChildFailed, Context, State
 from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import QueueError, TaskHandle
-from perdure.queues.errors import TaskNotFound
 from perdure.queues.inspection.views import queue_partitions
 from perdure.worker.durable.steps.current import CURRENT_RUN
 
@@ -180,7 +179,7 @@ async def see_to(world: World, producer: Producer, handle: TaskHandle[Any], task
         await anyio.sleep(1.3)
         try:
             if await handle.status() in _ENDED:
-                return
+                continue  # the server may lose the end
             if task.kind == "patient":
                 partitions = await queue_partitions(producer.gateway, producer.namespace, "sim")
                 async for letter in list_letters(producer.gateway, partitions, Filter(task="lapsing")):
@@ -188,8 +187,6 @@ async def see_to(world: World, producer: Producer, handle: TaskHandle[Any], task
             else:
                 world.cancelled.add(task.id)
                 await handle.cancel()
-        except TaskNotFound:  # the server has lost it
-            return
         except QueueError as error:
             world.tell(f"seeing to {task.id}: {error}")
 

@@ -1,7 +1,6 @@
 """Waits: tasks that sleep and ask, the sender of their answers, and the checks of both.
 
-The sender lives as long as the run. It answers each open wait until the task has ended, so a task that waits then could
-have run.
+The sender lives as long as the run. It answers each open wait, so a task that still waits at the end could have run.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from perdure import Context, State
 from perdure.queues import QueueError, TaskHandle, Unavailable
-from perdure.queues.errors import TaskNotFound
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
@@ -32,6 +30,9 @@ WAITING: Final = ("naps", "asks", "early", "orders", "expects", "splits", "races
 
 ASKING: Final = frozenset(WAITING) - {"naps"}
 """Those that are answered."""
+
+_REST: Final = 2.0
+"""Seconds between two looks at a task that has ended."""
 
 _ENDED: Final = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
 
@@ -131,19 +132,21 @@ def register_waits(kit: TaskKit) -> None:
 
 
 async def attend(world: World, producer: Producer, handle: TaskHandle[Any], task: TaskPlan) -> None:
-    """Answer what a task asks, until it has ended."""
+    """Answer what a task asks, for as long as the run lasts: the server may lose the end of a task."""
     sender = _Sender(world, producer, handle, task.kind)
     if task.kind == "early":
         await sender.answer("name", "early")
+    pause = 0.05
     while True:
-        await anyio.sleep(sender.dice.choice((0.05, 0.3, 0.7)))
+        await anyio.sleep(pause)
+        pause = sender.dice.choice((0.05, 0.3, 0.7))
         try:
             if await handle.status() in _ENDED:
-                return
+                pause = _REST
+                continue
             waits = [wait for wait in await handle.waits() if not wait.answered]
-        except TaskNotFound:  # the server has lost it
-            return
         except QueueError:
+            pause = _REST
             continue
         for wait in waits:
             await sender.attend(wait.id, wait.name)
