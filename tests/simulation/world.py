@@ -378,8 +378,8 @@ class World:
                 if task.kind in LISTENING:
                     await self._talk(handle, 0.0 if task.kind == "passes" else task.pause)
                 if task.kind in ASKING:
-                    await attend(self, producer, handle, task)
-                await see_to(self, producer, handle, task)
+                    await attend(self, producer, task)
+                await see_to(self, producer, task)
                 return
 
     async def store(self, producer: Producer, task: TaskPlan) -> TaskHandle[Any]:

@@ -15,7 +15,7 @@ import orjson
 from perdure import ChildFailed, Context, State
 from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
-from perdure.queues import QueueError, TaskHandle
+from perdure.queues import QueueError
 from perdure.queues.inspection.views import queue_partitions
 from perdure.worker.durable.steps.current import CURRENT_RUN
 
@@ -173,10 +173,11 @@ def register_families(kit: TaskKit) -> None:
 # people
 
 
-async def see_to(world: World, producer: Producer, handle: TaskHandle[Any], task: TaskPlan) -> None:
+async def see_to(world: World, producer: Producer, task: TaskPlan) -> None:
     """Cancel the parent of a child that waits for ever, and replay the dead children that a parent waits for."""
     while task.kind in ("hopeless", "patient"):
         await anyio.sleep(1.3)
+        handle = world.handles[task.id]
         try:
             if await handle.status() in _ENDED:
                 continue  # the server may lose the end

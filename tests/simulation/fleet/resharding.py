@@ -49,7 +49,7 @@ async def ask_again(world: World, url: str) -> None:
             for task in world.plan.tasks:
                 if task.id in world.handles and task.id not in world.cancelled:
                     try:
-                        await world.store(producer, task)
+                        world.handles[task.id] = await world.store(producer, task)
                     except Unavailable as error:
                         world.tell(f"asking for {task.id} again: {error}")
                     else:

@@ -131,9 +131,9 @@ def register_waits(kit: TaskKit) -> None:
 # the sender of answers
 
 
-async def attend(world: World, producer: Producer, handle: TaskHandle[Any], task: TaskPlan) -> None:
+async def attend(world: World, producer: Producer, task: TaskPlan) -> None:
     """Answer what a task asks, for as long as the run lasts: the server may lose the end of a task."""
-    sender = _Sender(world, producer, handle, task.kind)
+    sender = _Sender(world, producer, task.id, task.kind)
     if task.kind == "early":
         await sender.answer("name", "early")
     pause = 0.05
@@ -141,10 +141,10 @@ async def attend(world: World, producer: Producer, handle: TaskHandle[Any], task
         await anyio.sleep(pause)
         pause = sender.dice.choice((0.05, 0.3, 0.7))
         try:
-            if await handle.status() in _ENDED:
+            if await sender.handle.status() in _ENDED:
                 pause = _REST
                 continue
-            waits = [wait for wait in await handle.waits() if not wait.answered]
+            waits = [wait for wait in await sender.handle.waits() if not wait.answered]
         except QueueError:
             pause = _REST
             continue
@@ -155,18 +155,23 @@ async def attend(world: World, producer: Producer, handle: TaskHandle[Any], task
 class _Sender:
     """Sends answers, some of them twice."""
 
-    def __init__(self, world: World, producer: Producer, handle: TaskHandle[Any], kind: str) -> None:
-        self.dice = Random(f"answers {world.plan.seed} {handle.id}")
+    def __init__(self, world: World, producer: Producer, task: str, kind: str) -> None:
+        self.dice = Random(f"answers {world.plan.seed} {task}")
         self._world = world
         self._producer = producer
-        self._handle = handle
+        self._task = task
         self._kind = kind
         self._count = 0
+
+    @property
+    def handle(self) -> TaskHandle[Any]:
+        """The task, in the partition in which it was stored last."""
+        return self._world.handles[self._task]
 
     async def attend(self, wait: str, name: str) -> None:
         """Answer an open wait. An impatient sender sends another answer, by name."""
         if self._kind == "orders":
-            await self.answer("token", _token(self._handle.id))
+            await self.answer("token", _token(self._task))
         elif self.dice.random() < 0.5:
             await self.answer("id", wait)
         else:
@@ -177,21 +182,21 @@ class _Sender:
     async def answer(self, by: str, to: str) -> None:
         """Send one answer until the reply is known, sometimes once more."""
         self._count += 1
-        nonce, again = f"{self._handle.id} answer {self._count}", self.dice.random() < 0.2
-        call: Callable[..., Coroutine[Any, Any, Any]] = self._producer.answer if by == "token" else self._handle.answer
-        self._world.journal.write("answers", self._handle.id, f"{by} {to}", nonce)
+        nonce, again = f"{self._task} answer {self._count}", self.dice.random() < 0.2
+        call: Callable[..., Coroutine[Any, Any, Any]] = self._producer.answer if by == "token" else self.handle.answer
+        self._world.journal.write("answers", self._task, f"{by} {to}", nonce)
         while True:
             try:
                 await call(to, {"nonce": nonce}, by="producer", answer_id=nonce)
             except Unavailable:
-                self._world.journal.write("unsure", self._handle.id, to, nonce)
+                self._world.journal.write("unsure", self._task, to, nonce)
                 await anyio.sleep(0.2)
             except QueueError as error:
-                self._world.tell(f"answering {to} of {self._handle.id}: {error}")
-                self._world.journal.write("refused", self._handle.id, to, nonce)
+                self._world.tell(f"answering {to} of {self._task}: {error}")
+                self._world.journal.write("refused", self._task, to, nonce)
                 return
             else:
-                self._world.journal.write("stored", self._handle.id, to, nonce)
+                self._world.journal.write("stored", self._task, to, nonce)
                 if not again:
                     return
                 again = False
