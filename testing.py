@@ -1,4 +1,4 @@
-"""Support for tests of an app: run its tasks until none is left, or call one handler without a server.
+"""Support for tests of an app: run its tasks, let days pass in milliseconds, or call one handler without a server.
 
 The fixtures `perdure`, `perdure_clock` and `perdure_server` come from the pytest plugin `perdure`.
 """
@@ -6,7 +6,7 @@ The fixtures `perdure`, `perdure_clock` and `perdure_server` come from the pytes
 from .worker.testing.clock import PerdureClock
 from .worker.testing.enqueued import assert_enqueued, refute_enqueued
 from .worker.testing.fixture import PerdureFixture
-from .worker.testing.idle import run_until_idle
+from .worker.testing.idle import run_until_idle, run_worker
 from .worker.testing.unit_context import UnitContext, make_context
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "make_context",
     "refute_enqueued",
     "run_until_idle",
+    "run_worker",
 ]

@@ -1,11 +1,13 @@
-"""Run an app's worker in a test until nothing is left to do."""
+"""Run an app's worker in a test: beside it, or until nothing is left to do."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -21,6 +23,25 @@ from ..app import App
 from ..context import Context
 from ..middleware import CallNext, Middleware, Settlement
 from ..runtime.worker import Worker
+
+
+@asynccontextmanager
+async def run_worker(app: App, *, concurrency: int = 16, queues: Sequence[str] | None = None) -> AsyncIterator[Worker]:
+    """Run a worker beside the block, which ends it: after running tasks, or at once if the block raises.
+
+    Args:
+        app: the app; it need not be open.
+        concurrency, queues: as of `Worker`.
+    """
+    async with Worker(app, concurrency=concurrency, queues=queues) as worker:
+        running = asyncio.create_task(worker.run(), name="perdure test worker")
+        try:
+            yield worker
+            worker.stop()
+            await running
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
 
 
 async def run_until_idle(

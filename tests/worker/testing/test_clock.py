@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 import redis.asyncio
-from perdure import App, Context, Retry, Snooze, TaskFailed, TaskHandle, Worker
+from perdure import App, Context, Retry, Snooze, TaskFailed, TaskHandle
 from perdure.queues import Namespace, State, TaskNotFound, list_workers
 from perdure.queues.keys import GROUP
-from perdure.testing import PerdureClock
+from perdure.testing import PerdureClock, run_worker
 
 DAY = 86_400
 
@@ -76,12 +76,9 @@ async def shop(perdure_clock: PerdureClock) -> AsyncIterator[Shop]:
 async def working(app: App, workers: int = 1) -> AsyncIterator[None]:
     """Run workers while the block runs."""
     async with AsyncExitStack() as stack:
-        running = [await stack.enter_async_context(Worker(app)) for _ in range(workers)]
-        async with anyio.create_task_group() as group:
-            for worker in running:
-                group.start_soon(worker.run)
-            yield
-            group.cancel_scope.cancel()
+        for _ in range(workers):
+            await stack.enter_async_context(run_worker(app))
+        yield
 
 
 async def test_a_delay_of_days_passes_with_a_worker(shop: Shop) -> None:

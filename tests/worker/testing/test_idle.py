@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 from perdure import App, Context, Retry, RetryLater, TaskFailed
-from perdure.testing import PerdureFixture, run_until_idle
+from perdure.testing import PerdureFixture, run_until_idle, run_worker
 from perdure.worker.settings import Settings
 
 pytestmark = pytest.mark.integration
@@ -85,6 +85,24 @@ async def test_a_time_out_names_what_is_left(app: App, what: str, text: str) -> 
                 await run_until_idle(app, timeout=timeout)
             timeout, found = 2 * timeout, str(raised.value)
         assert re.search(text, found)
+
+
+async def test_a_worker_runs_beside_the_block(app: App) -> None:
+    async with app:
+        async with run_worker(app) as worker:
+            handle = await app.tasks["work"].enqueue("passes")
+            assert await handle.result(timeout=10) == "passes"
+        assert worker.settled == 1
+
+
+async def test_the_error_of_the_block_ends_the_worker_at_once(app: App) -> None:
+    async with app:
+        with pytest.raises(ZeroDivisionError):
+            async with run_worker(app) as worker:
+                await enqueue(app, "hangs")
+                while not worker.in_flight:  # noqa: ASYNC110 - a worker has no event for it
+                    await asyncio.sleep(0.01)
+                raise ZeroDivisionError
 
 
 def test_the_middleware_of_the_app_is_its_own_afterwards(app: App) -> None:
