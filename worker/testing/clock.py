@@ -66,7 +66,7 @@ class PerdureClock(PerdureFixture):
 
         Leases of connected workers last as long as before.
         """
-        self._server.step(self._server.time.now() + _forward(duration))
+        self._server.step(_forward(duration))
 
     async def advance(self, duration: Duration, *, timeout: Duration = 10.0) -> None:
         """Let a duration pass as if the test had waited: from due time to due time, in order.
@@ -81,9 +81,7 @@ class PerdureClock(PerdureFixture):
         Raises:
             TimeoutError: a task did not end in that time.
         """
-        seconds, limit = _forward(duration), to_seconds(timeout, "timeout")
-        with self._held() as now:
-            await self._move(now + seconds, limit)
+        await self._move(_forward(duration), to_seconds(timeout, "timeout"))
 
     async def move_to(self, moment: datetime, *, timeout: Duration = 10.0) -> None:
         """Let the time pass until a datetime, as `advance` does. Raises `ValueError` if it has passed."""
@@ -118,9 +116,9 @@ class PerdureClock(PerdureFixture):
         idle = False
         async with make_worker(app, outcomes, concurrency, queues) as worker, anyio.create_task_group() as running:
             running.start_soon(worker.run)
-            with anyio.move_on_after(limit), self._held():
+            with anyio.move_on_after(limit):
                 while (due := self._due(await self._settle(math.inf, outcomes), wait_due, outcomes)) is not None:
-                    self._server.step(due)
+                    self._server.step_to(due)
                 if await self._clean_up():
                     await self._settle(math.inf, outcomes)
                 idle = True
@@ -139,13 +137,14 @@ class PerdureClock(PerdureFixture):
         times = [at for task_id, at in work.due.items() if wait_due or not task_id or task_id in outcomes.owed]
         return min(times, default=None)
 
-    async def _move(self, target: float, limit: float) -> None:
+    async def _move(self, left: float, limit: float) -> None:
+        """Skip so many seconds in all; what the workers need at each due time passes besides."""
         while (work := await self._settle(limit)).served:
             first = min(work.due.values(), default=math.inf)
-            if first > target:
+            if first - self._server.time.now() > left:
                 break
-            self._server.step(first)
-        self._server.step(target)
+            left -= self._server.step_to(first)
+        self._server.step(left)
         await self._settle(limit)
         if await self._clean_up():
             await self._settle(limit)
@@ -166,24 +165,13 @@ class PerdureClock(PerdureFixture):
 
     async def _settle(self, limit: float, outcomes: Outcomes | None = None) -> Work:
         """Wait until nothing is left to do now, and the outcomes of all runs are known. Raises `TimeoutError`."""
-        ends, left = time.monotonic() + limit, list[str]()
+        ends = time.monotonic() + limit
         while ((work := self._server.work()).left and work.served) or (outcomes is not None and outcomes.running):
-            if work.left != left:
-                left = work.left
-                self._server.hold()
             if time.monotonic() > ends:
                 shown = "; ".join(work.left[:_SHOWN])
                 raise TimeoutError(f"could not move the clock: after {limit:g} s {shown}")
             await anyio.sleep(_POLL)
         return work
-
-    @contextmanager
-    def _held(self) -> Iterator[float]:
-        """Let the time stand still while there is progress, and return it."""
-        try:
-            yield self._server.hold()
-        finally:
-            self._server.release()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A Redis server in a thread of this process, with the real Lua scripts, whose time a test can set forward.
 
 Clients reach it over TCP, so workers, producers and subprocesses use it like any other server. Its time is that of the
-host at the start, and flows. `step` sets it forward; while it is held, it stands still for a moment.
+host at the start, and flows like it; `step` adds to it.
 
 A step passes for what is stored, not for running processes, which had no chance to renew anything: leases and
 registrations of workers that are connected move along.
@@ -26,9 +26,6 @@ from ...queues.pubsub import LOST
 from .fake_engine import INFO, EngineSocket, at_time, encoded, new_engine, timed_engine
 
 T = TypeVar("T")
-
-_HOLD: Final = 0.5
-"""Seconds for which the time stands still at most, until it is held again: a task may wait for it in memory."""
 
 _LEASE: Final = 30.0
 """Seconds of the lease of a worker that has not registered."""
@@ -113,25 +110,21 @@ class TimedServer:
 
     # time
 
-    def hold(self) -> float:
-        """Let the time stand still for a moment, and return it."""
-        return self.run(self.time.hold)
+    def step(self, seconds: float) -> None:
+        """Set the time forward, and wake all that waits for a time."""
+        if seconds > 0:
+            self.run(lambda: self._step(seconds))
 
-    def release(self) -> None:
-        """Let the time flow again."""
-        self.run(self.time.release)
+    def step_to(self, moment: float) -> float:
+        """Set the time forward to `moment`, in seconds since 1970, unless it has passed; return the seconds skipped."""
+        seconds = max(0.0, moment - self.time.now())
+        self.step(seconds)
+        return seconds
 
-    def step(self, to: float) -> None:
-        """Set the time forward to `to`, in seconds since 1970, and wake all that waits for a time."""
-        self.run(lambda: self._step(to))
-
-    def _step(self, to: float) -> None:
-        skipped = math.ceil((to - self.time.now()) * 1000)
-        if skipped <= 0:
-            return
+    def _step(self, seconds: float) -> None:
         leases = [*self._leases()]
-        self._extend(skipped)
-        self.time.set(to)
+        self._extend(math.ceil(seconds * 1000))
+        self.time.skip(seconds)
         for stream, owner, entry, idle in leases:
             self._execute("XCLAIM", stream, GROUP, owner, 0, entry, "IDLE", idle, "JUSTID")
         for tag in self._served():
@@ -259,30 +252,17 @@ class TimedServer:
 
 
 class ServerTime:
-    """Time of a server: that of the host at the start, and what has passed since, with the steps."""
+    """Time of a server: that of the host at the start, what has passed since, and what was skipped."""
 
     def __init__(self) -> None:
-        self._at = (time.time(), time.monotonic(), 0.0)
-        """A time in seconds since 1970, when it was on the monotonic clock, and for how long it stands still then."""
+        self._ahead = time.time() - time.monotonic()
 
     def now(self) -> float:
         """Return the time in seconds since 1970. May be called from any thread."""
-        time_then, then, still = self._at
-        return time_then + max(0.0, time.monotonic() - then - still)
+        return time.monotonic() + self._ahead
 
-    def hold(self) -> float:
-        """Stand still for a moment; return the time."""
-        now = self.now()
-        self._at = (now, time.monotonic(), _HOLD)
-        return now
-
-    def set(self, to: float) -> None:
-        """Set the time forward; it stands still for a moment again if it does now."""
-        self._at = (max(to, self.now()), time.monotonic(), self._at[2])
-
-    def release(self) -> None:
-        """Flow again."""
-        self._at = (self.now(), time.monotonic(), 0.0)
+    def skip(self, seconds: float) -> None:
+        self._ahead += seconds
 
 
 _FINDINGS: Final[dict[bytes, Callable[[list[bytes]], Any]]] = {
