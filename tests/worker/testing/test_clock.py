@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 import redis.asyncio
 from perdure import App, Context, Retry, Snooze, TaskFailed, TaskHandle
@@ -221,6 +224,63 @@ async def test_run_until_idle_sets_the_time_forward_to_the_end_of_a_lost_lease(s
     handle = await lose(shop)
     assert await shop.clock.run_until_idle(shop.app) == {"succeeded": 1}
     assert await handle.result() == "resumed"
+
+
+HANGING = """
+import asyncio
+from perdure import App, Context, Worker
+
+app = App("shop")
+
+
+@app.task
+async def fragile(ctx: Context) -> int:
+    print("started", flush=True)
+    await asyncio.Event().wait()
+    return 0
+
+
+async def run():
+    async with Worker(app) as worker:
+        await worker.run()
+
+
+asyncio.run(run())
+"""
+
+
+@pytest.fixture
+def hanging_worker(perdure_clock: PerdureClock) -> Iterator[subprocess.Popen[str]]:
+    """A worker process whose task does not end."""
+    with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.processes
+async def test_a_task_of_a_worker_process_survives_steps_and_its_crash(
+    perdure_clock: PerdureClock, hanging_worker: subprocess.Popen[str]
+) -> None:
+    app = App("shop")
+    lease = app.settings.lease
+
+    @app.task
+    async def fragile(ctx: Context) -> int:
+        return ctx.crashes
+
+    async with app:
+        handle = await fragile.enqueue()
+        assert hanging_worker.stdout is not None
+        assert await anyio.to_thread.run_sync(hanging_worker.stdout.readline) == "started\n"
+        async with run_worker(app):
+            for _ in range(4):
+                perdure_clock.jump(lease)
+            with pytest.raises(TimeoutError, match="could not move the clock"):
+                await perdure_clock.advance(lease, timeout=0.1)
+            hanging_worker.kill()
+            await anyio.to_thread.run_sync(hanging_worker.wait)
+            await perdure_clock.advance(timedelta(hours=1))
+            assert await handle.result() == 1
 
 
 async def test_workers_stay_registered_through_a_jump(shop: Shop) -> None:
