@@ -14,7 +14,7 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.errors import ConfigurationError, NotOpen
-from ...queues.sessions.record import parse_turn_id
+from ...queues.sessions.record import session_of_task
 from ..durable.journal.event_redaction import redacted
 from ..durable.run import Run
 from ..durable.steps.current import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step
@@ -223,7 +223,7 @@ def _store_of(run: Run) -> LazyMemoryStore:
 
 def session_of(run: Run) -> str:
     """Return the id of the session that a run is a turn of; empty for other tasks."""
-    return run.envelope.headers.get("session", "") if parse_turn_id(run.id) is not None else ""
+    return session_of_task(run.id, run.envelope.headers)
 
 
 async def store_discoveries(run: Run, discoveries: Sequence[tuple[int, str, str]]) -> None:

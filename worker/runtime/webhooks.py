@@ -10,12 +10,13 @@ the task (error messages, why it waits) only if tasks are not encrypted, and nev
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from ...deadletter.burial import Evidence
 from ...deadletter.policy import Reason
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.settlement import Counters
+from ...queues.sessions.record import session_of_task
 from ..context import Context
 from ..durable.journal.handoff.document import Handoff
 from ..durable.journal.run_events import Notified
@@ -25,12 +26,24 @@ from ..middleware import CallNext, Middleware, Settlement
 from .outcome import Burial, Outcome, Park, RunSettlement
 from .webhook_posting import WebhookEvent, WebhookQueue
 
+_BY_OPERATOR: Final = {
+    "compaction": "an operator has to make its state smaller",
+    "confirmation": "somebody who knows its work should confirm that it continues",
+    "review": "an operator has to look at what a check found",
+    "workspace": "its files cannot be saved",
+}
+"""Waits that an operator ends, with what the event says of them."""
+
+_KNOWN: Final = 1_000
+"""Number of waits that a worker remembers: a task may be parked again and again for one reason."""
+
 
 class WebhookMiddleware(Middleware):
     """Queues the webhooks of a worker's runs."""
 
     def __init__(self, queue: WebhookQueue) -> None:
         self._queue = queue
+        self._posted: dict[tuple[str, str, str], None] = {}
 
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
         run = CURRENT_RUN.get()
@@ -43,8 +56,20 @@ class WebhookMiddleware(Middleware):
         if not isinstance(settlement, RunSettlement):
             return
         event = _stopped_event(settlement.run, settlement.outcome, settlement.handoff)
-        if event is not None:
+        if event is not None and not self._is_repeated(settlement):
             self._queue.give(event)
+
+    def _is_repeated(self, settlement: RunSettlement) -> bool:
+        """Return whether this worker has posted that the task waits for an operator, for the same reason."""
+        if not isinstance(settlement.outcome, Park) or settlement.outcome.parked.waits not in _BY_OPERATOR:
+            return False
+        what = settlement.outcome.parked.waits
+        wait = settlement.run.id, what, _why(settlement.handoff, what)
+        repeated = wait in self._posted
+        self._posted[wait] = self._posted.pop(wait, None)
+        if len(self._posted) > _KNOWN:
+            del self._posted[next(iter(self._posted))]
+        return repeated
 
 
 def _resumed_event(run: Run) -> WebhookEvent | None:
@@ -67,7 +92,7 @@ def _resumed_event(run: Run) -> WebhookEvent | None:
 
 
 def _stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> WebhookEvent | None:
-    """Return the event of a task that was buried or waits for a person; None for any other outcome."""
+    """Return the event of a task that was buried or waits for a person or an operator; None for other outcomes."""
     match outcome:
         case Burial(reason=reason, counters=counters, error=error):
             return WebhookEvent(_common("buried", run) | _buried(run.id, reason, counters, error, run))
@@ -80,7 +105,16 @@ def _stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> Webho
             return WebhookEvent(
                 _common("waiting", run) | waits | {"summary": f"waits for {waiting.on}", "remedy": remedy}
             )
+        case Park(parked=parked) if parked.waits in _BY_OPERATOR:
+            what = parked.waits
+            waits = {"what": what} | ({} if _encrypted(run) else {"why": _why(handoff, what)})
+            summary = {"summary": f"waits for {what}: {_BY_OPERATOR[what]}"}
+            return WebhookEvent(_common("waiting", run) | waits | summary | {"remedy": f"perdure task why {run.id}"})
     return None
+
+
+def _why(handoff: Handoff | None, what: str) -> str:
+    return "" if handoff is None else next((one.why for one in handoff.waiting_on if one.what == what), "")
 
 
 def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> WebhookEvent:
@@ -91,7 +125,9 @@ def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> 
 
 def _common(event: str, run: Run) -> dict[str, Any]:
     queue = run.delivery.partition.queue
-    return {"event": event, "task": run.envelope.task, "id": run.id, "queue": queue, "at": _now()}
+    data = {"event": event, "task": run.envelope.task, "id": run.id, "queue": queue, "at": _now()}
+    session = session_of_task(run.id, run.envelope.headers)
+    return data | {"session": session} if session else data
 
 
 def _buried(task_id: str, reason: Reason, counters: Counters, error: BaseException, run: Run | None) -> dict[str, Any]:

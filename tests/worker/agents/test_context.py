@@ -366,9 +366,8 @@ def guide(app: App, monkeypatch: pytest.MonkeyPatch) -> AgentTask[AgentState]:
     return app.agent(Guide, name="guide")
 
 
-async def said_to(guide: AgentTask[AgentState], session: str, text: str) -> str:
+async def said_to(app: App, guide: AgentTask[AgentState], session: str, text: str) -> str:
     """Send a message to a session; return the prompt of its turn."""
-    app = guide.task.app
     turn = await app.session(guide, session).send(text)
     await work_off(app)
     assert await turn.result(0) == "done"
@@ -386,38 +385,38 @@ async def test_a_session_loads_the_profile_of_its_id(
         await store.add(NewMemory(text="Speaks Greek", subject="user:7"), owner="guide")
         await store.add(NewMemory(text="Is known to another agent", subject="user:42"), owner="other")
 
-    assert "# Profile" not in await said_to(guide, "user:42", "Hello"), "there is no memory store"
+    assert "# Profile" not in await said_to(app, guide, "user:42", "Hello"), "there is no memory store"
     await teach.enqueue()
     await work_off(app)
-    prompt = await said_to(guide, "user:42", "Hello again")
+    prompt = await said_to(app, guide, "user:42", "Hello again")
     assert prompt.startswith("# Profile\n\n- Speaks French\n- Pays by invoice\n")
     for text in ("Greek", "another agent"):
         assert text not in prompt
-    assert "- Speaks Greek" in await said_to(guide, "user:7", "Hello")
+    assert "- Speaks Greek" in await said_to(app, guide, "user:7", "Hello")
     await guide.enqueue("Hello")
     await work_off(app)
     assert "# Profile" not in Guide.prompts[-1], "it is not a turn of a session"
     monkeypatch.setattr(Guide, "builder", ContextBuilder(window=10_000, profile=None))
-    assert "# Profile" not in await said_to(guide, "user:42", "Hello")
+    assert "# Profile" not in await said_to(app, guide, "user:42", "Hello")
     monkeypatch.setattr(Guide, "builder", ContextBuilder(window=10_000, profile=["Is tall"]))
-    assert (await said_to(guide, "user:42", "Hello")).startswith("# Profile\n\n- Is tall\n")
+    assert (await said_to(app, guide, "user:42", "Hello")).startswith("# Profile\n\n- Is tall\n")
 
 
 async def test_what_was_found_out_in_a_session_is_in_the_profile_of_a_later_one(
     app: App, guide: AgentTask[AgentState]
 ) -> None:
-    await said_to(guide, "user:42", "I like tea")
-    prompt = await said_to(guide, "user:42", "Hello")
+    await said_to(app, guide, "user:42", "I like tea")
+    prompt = await said_to(app, guide, "user:42", "Hello")
     assert "# Profile" not in prompt, "the state has it, and the brief shows it"
     assert prompt.count("The user said: I like tea") == 1
-    assert "tea" not in await said_to(guide, "user:7", "Hello")
+    assert "tea" not in await said_to(app, guide, "user:7", "Hello")
     assert await app.session(guide, "user:42").forget()
-    assert "# Profile\n\n- The user said: I like tea" in await said_to(guide, "user:42", "Hello")
+    assert "# Profile\n\n- The user said: I like tea" in await said_to(app, guide, "user:42", "Hello")
 
 
 def test_a_text_is_no_profile() -> None:
     with pytest.raises(ValueError, match="profile must be a list of texts, got 'Is tall'"):
-        ContextBuilder(window=1000, profile="Is tall")  # type: ignore[arg-type]
+        ContextBuilder(window=1000, profile="Is tall")
 
 
 async def test_own_memories_and_the_resumption_are_in_the_prompt(app: App) -> None:

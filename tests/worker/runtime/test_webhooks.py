@@ -9,12 +9,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
 import orjson
 import pytest
-from perdure import App, Context, Retry, Settings, TaskFailed
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
 from perdure.queues.envelope import Envelope
 from perdure.queues.errors import ConfigurationError
 from perdure.queues.transport.backoff import Backoff
@@ -23,7 +24,7 @@ from perdure.worker.runtime.webhook_posting import WebhookEvent, WebhookLimits, 
 from perdure.worker.settings import load_settings
 
 from tests.support.servers.webhook_server import Listener, listening
-from tests.support.workers import BOUND, bounded, history, running_worker, steal, work_off
+from tests.support.workers import BOUND, bounded, history, recorded_steps, running_worker, steal, wait_until, work_off
 
 SECRET = "a webhook's secret"
 
@@ -406,3 +407,101 @@ async def test_a_failed_webhook_does_not_change_the_task(settings: Settings, lis
             assert await bounded(handle.result()) == "done"
         notified = [event.data for event in await history(handle) if event.type == "notified"]
     assert notified == [{"what": "resumed", "how": "webhook", "failed": "the server replied 404"}]
+
+
+class Notes(AgentState):
+    notes: str = ""
+
+
+class Wordy(Agent[Notes]):
+    """Notes more than its state may have."""
+
+    async def plan(self, ctx: Context, state: Notes) -> list[PlanStep]:
+        return [PlanStep(key="say", title="say")]
+
+    async def act(self, ctx: Context, state: Notes, step: PlanStep) -> None:
+        state.notes = "".join(chr(33 + number * number % 89) for number in range(25_000))
+
+    async def finish(self, ctx: Context, state: Notes) -> str:
+        return "said"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_a_turn_that_is_parked_for_an_operator_is_reported_with_its_session(
+    settings: Settings, listener: Listener, sealed: bool
+) -> None:
+    changes = {"payload_limit": 20_000, "check_state": True, "lease": 30.0}
+    if sealed:
+        changes["encryption_keys"] = "c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q="
+    async with telling(settings, listener, **changes) as app:
+        session = app.session(app.agent(Wordy, name="wordy"), "user-42")
+        turn = await session.send("note it")
+        await work_off(app)
+        _, about = await listener.heard()
+    assert (about["event"], about["id"], about["session"]) == ("waiting", turn.task_id, "user-42")
+    assert (about["what"], about["summary"]) == (
+        "compaction",
+        "waits for compaction: an operator has to make its state smaller",
+    )
+    assert about["remedy"] == f"perdure task why {turn.task_id}"
+    assert "on" not in about
+    assert ("why" in about) is not sealed
+
+
+@pytest.mark.integration
+async def test_an_agent_that_waits_for_a_confirmation_is_reported(settings: Settings, listener: Listener) -> None:
+    started = asyncio.Event()
+
+    class Careful(Wordy):
+        async def act(self, ctx: Context, state: Notes, step: PlanStep) -> None:
+            if ctx.resumption is None:
+                started.set()
+                await asyncio.sleep(60)
+
+    async with telling(settings, listener) as app:
+        careful = app.agent(Careful, name="careful", on_resume="ask")
+        async with running_worker(app):
+            handle = await careful.enqueue("work")
+            await bounded(started.wait())
+            await steal(app, handle, expired=True)
+            heard = [(await listener.heard())[1] for _ in range(2)]
+            await handle.correct({}, confirm=True)
+            assert await bounded(handle.result()) == "said"
+    assert {about["event"] for about in heard} == {"resumed", "waiting"}
+    [about] = [about for about in heard if about["event"] == "waiting"]
+    assert (about["what"], about["why"]) == ("confirmation", "it resumes after a crash")
+    assert "session" not in about
+
+
+@pytest.mark.integration
+async def test_a_task_that_is_parked_again_for_one_reason_is_reported_once(
+    settings: Settings, listener: Listener, tmp_path: Path
+) -> None:
+    places = {"artifacts": str(tmp_path / "store"), "workspaces": str(tmp_path / "running"), "workspace_limit": 1}
+    async with telling(settings, listener, **places) as app:
+
+        @app.task
+        async def heavy(ctx: Context) -> None:
+            await ctx.step("write", (ctx.workspace.path / "a.txt").write_text, "too large")
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def fails(ctx: Context) -> None:
+            raise ValueError
+
+        async with running_worker(app):
+            handle = await heavy.enqueue()
+            _, about = await listener.heard()
+            for number in (2, 3):
+                await handle.send("look again")
+
+                async def is_parked_again(number: int = number) -> bool:
+                    waits = (await handle.record()).waits == "workspace"
+                    return waits and orjson.loads((await recorded_steps(app, handle))["s:#unsaved"])["tries"] >= number
+
+                await wait_until(is_parked_again, "it has looked, and waits again")
+            await fails.enqueue()
+            _, after = await listener.heard()
+    assert (about["event"], about["what"]) == ("waiting", "workspace")
+    assert "PERDURE_WORKSPACE_LIMIT" in about["why"]
+    assert after["event"] == "buried"
