@@ -16,7 +16,13 @@ from ..errors import RunStopped
 FOLDER_PREFIX: Final = "perdure-workspaces-"
 
 
+_TURN: Final = re.compile(r"(turn-[0-9a-f]{32}-[0-9]+)\.[0-9]+")
+
+
 def folder_name(task_id: str) -> str:
+    """Return the start of the names of a task's folders; all turns of a session have the same."""
+    if (turn := _TURN.fullmatch(task_id)) is not None:
+        task_id = turn[1]
     return re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:60].lstrip(".")
 
 

@@ -57,6 +57,7 @@ from .folders import (
     keep_folder,
     lay_out_folder,
     make_folder,
+    release_folder,
     remove_folder,
     take_folder,
 )
@@ -368,9 +369,10 @@ class Workspace:
     async def close(self, *, keep: bool = False) -> None:
         """Remove the folder. keep: not if it has files that are not saved; another run takes it over."""
         folder, self._folder, self._scanner = self._folder, None, None
-        if folder is not None and not (keep and self._behind):
+        if folder is not None:
+            end = release_folder if keep and self._behind else remove_folder
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(remove_folder, folder)
+                await anyio.to_thread.run_sync(end, folder)
 
     @property
     def _what(self) -> str:

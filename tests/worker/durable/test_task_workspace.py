@@ -85,7 +85,7 @@ async def test_a_resumed_run_finds_the_files_of_its_last_recorded_step(app: App,
         assert await bounded(handle.result()) == {"src/a.txt": "two", "run.sh": "true"}
         events = [event.data for event in await history(handle) if event.type == "workspace_saved"]
     assert seen == [{}, {"src/a.txt": "two", "run.sh": "true"}]
-    assert folders[0] != folders[1], "the files of a run that was cut off are not used again"
+    assert folders[0] == folders[1], "its path may be in files, such as the scripts of a virtual environment"
     assert not running(tmp_path), "the folders are removed when the runs end"
     first, second = events
     assert (first["changed"], first["files"]) == (["old.txt", "run.sh", "src/a.txt"], 3)

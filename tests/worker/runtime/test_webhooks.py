@@ -431,7 +431,7 @@ class Wordy(Agent[Notes]):
 async def test_a_turn_that_is_parked_for_an_operator_is_reported_with_its_session(
     settings: Settings, listener: Listener, sealed: bool
 ) -> None:
-    changes = {"payload_limit": 20_000, "check_state": True, "lease": 30.0}
+    changes: dict[str, Any] = {"payload_limit": 20_000, "check_state": True, "lease": 30.0}
     if sealed:
         changes["encryption_keys"] = "c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q="
     async with telling(settings, listener, **changes) as app:

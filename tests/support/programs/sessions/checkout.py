@@ -14,6 +14,11 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Worker
 
 app = App("checkout")
 
+_SCRIPT = """#!{folder}/env/bin/python
+import sys
+print(sys.prefix)
+"""
+
 
 class Checkout(AgentState):
     """Commits that the turns have made."""
@@ -53,6 +58,8 @@ def create(folder: Path, outside: str) -> None:
     (folder / "key").write_text("secret")
     (folder / "key").chmod(0o600)
     run(folder, sys.executable, "-m", "venv", "--without-pip", "env")
+    (folder / "env" / "bin" / "tool").write_text(_SCRIPT.format(folder=folder))
+    (folder / "env" / "bin" / "tool").chmod(0o755)
 
 
 def commit(folder: Path, number: int) -> None:
@@ -71,6 +78,7 @@ def look(folder: Path) -> str:
     assert run(folder, "./latest") == run(folder, "docs/up") == "tool"
     prefix = str(folder / "env")
     assert run(folder, "env/bin/python", "-c", "import sys; print(sys.prefix)") == prefix
+    assert run(folder, "env/bin/tool") == prefix, "a script of the environment names it by its whole path"
     assert (folder / "key").stat().st_mode & 0o777 == 0o600
     return git(folder, "rev-list", "--count", "HEAD")
 
