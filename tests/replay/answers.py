@@ -115,7 +115,7 @@ def question_that_another_branch_overtakes(app: App, world: Journal) -> Task[Any
             return str(await ctx.step("remind", act, "reminded"))
 
         found = await ctx.first(answer=ctx.wait_for("other", str, token="order:1"), late=late())
-        return [*found, await ctx.wait_for("approval", str, token="order:1")]
+        return [*found, await ctx.wait_for("approval", str)]
 
     return work
 
@@ -135,7 +135,12 @@ def question_with_a_token_in_a_thread(app: App, world: Journal) -> Task[Any, Any
     return work
 
 
-@handler(agent=True, answers=[Reply("approval", "A"), Reply("approval", "B")], expects={"a": "A", "b": "B"})
+@handler(
+    agent=True,
+    arguments={"goal": "ask"},
+    answers=[Reply("approval", "A"), Reply("approval", "B")],
+    expects={"a": "A", "b": "B"},
+)
 def agent_that_asks_in_each_step(app: App, world: Journal) -> Task[Any, Any]:
     act = _acting(world)
 

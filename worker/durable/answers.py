@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from pydantic_core import PydanticSerializationError, from_json
 
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.delivery.settlement import WakeCondition
+from ...queues.delivery.settlement import WakeCondition, message_after
 from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import check_size
 from ...queues.errors import PayloadTooLarge, Refused
@@ -57,6 +57,7 @@ from .journal.event_redaction import redacted_data
 from .journal.run_events import AnswerDropped, Answered, Waited, WaitStarted
 from .journal.step_record import StepRecord
 from .json_types import type_problem
+from .messaging import InboxOwner
 from .run import Run
 from .steps.codec import Codec
 from .steps.current import DEFAULT_OPTIONS, StepOptions, check_call
@@ -241,7 +242,7 @@ async def ask(
 ) -> Any:
     """Ask a question. See `Context.ask`. Without a name, the text is what was shown."""
     shows = question if name is None else None
-    asked = orjson.dumps([who, question]).decode()
+    asked = orjson.dumps([who, question]).decode()[1:-1]
     given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": question, "shows": shows}
     call = describe_wait(run, QUESTION if name is None else name, kind, **given, asked=asked)
     return await (await _begin(run, call, options)).result()
@@ -316,6 +317,14 @@ class _AnswerCame(Condition):
     @property
     def parked(self) -> WakeCondition:
         return ("answer", self._wait)
+
+    @property
+    def also(self) -> Sequence[WakeCondition]:
+        """An agent is woken by messages, too: it delivers them, and corrections, before it asks again."""
+        run = self._run
+        if run.observer(InboxOwner) is None:
+            return ()
+        return (message_after(max(run.recorder.mail, run.history.mail)),)
 
     async def look(self) -> Answer | _Gone | WaitEnd:
         run = self._run

@@ -79,6 +79,11 @@ class Condition(ABC):
     def parked(self) -> WakeCondition:
         """Kind and value by which scripts see the condition, as of the last look. See `settlement.WakeCondition`."""
 
+    @property
+    def also(self) -> Sequence[WakeCondition]:
+        """Further conditions that wake the parked task, so that it looks again."""
+        return ()
+
     @abstractmethod
     async def look(self) -> Any:
         """Return the value that ends the wait, or `OPEN`. Asks Redis, and writes nothing; it may be repeated."""
@@ -343,7 +348,7 @@ class WaitBoard:
         ends = [condition.until for condition in conditions if condition.until is not None]
         delay = (min(ends) - self._now()) / 1000 if ends else MAX_SECONDS
         words = sorted({condition.what for condition in conditions})
-        parked = dict.fromkeys(condition.parked for condition in conditions)
+        parked = dict.fromkeys(wake for condition in conditions for wake in (condition.parked, *condition.also))
         return ParkReason(max(0.0, min(delay, MAX_SECONDS)), " or ".join(words), tuple(parked))
 
     def _park(self) -> None:

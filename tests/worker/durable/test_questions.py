@@ -177,7 +177,7 @@ async def test_a_read_does_not_return_what_another_sender_wrote(app: App) -> Non
     async with app:
         handle = await reads.enqueue()
         await handle.send("from bob", sender="bob")
-        await handle.answer("question", "from ada", by="ada")
+        await handle.send("from ada", sender="ada")
         await work_off(app)
         assert await bounded(handle.result()) == ["from ada"]
 

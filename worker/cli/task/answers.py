@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -10,9 +11,10 @@ import typer
 
 from ....queues.errors import TaskNotFound
 from ....queues.inspection.views import find_task
+from ....queues.keys import check_name
 from ....queues.producer import Producer
 from ....queues.records import State
-from ....queues.waits import Answer, OpenWait, Waits, list_waiting, read_waits
+from ....queues.waits import Answer, OpenWait, Waits, is_wait_id, list_waiting, read_waits
 from ....queues.wording import short
 from ..support.connection import TaskOptions, connected, known_partitions
 from ..support.errors import misuse_of
@@ -43,7 +45,10 @@ async def answer(
     Example: perdure task answer 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f approval true
     """
     with misuse_of("JSON"):
-        content = read_json(value)
+        content = read_json(sys.stdin.read() if value == "-" else value)
+    if not is_wait_id(name):
+        with misuse_of("NAME"):
+            check_name("name of a wait", name)
     sender = login() if by is None else by
     handle = await task.find(producer)
     sent = await handle.answer(name, content, by=sender, answer_id=answer_id)

@@ -113,6 +113,8 @@ ON_ONE_TASK = {
     "state": (),
     "handoff": (),
     "inbox": (),
+    "answer": ("approval", "true"),
+    "waiting": (),
     "send": ("hello",),
     "correct": ("--continue",),
     "dismiss": ("1",),

@@ -69,7 +69,7 @@ def test_questions_are_listed_and_answered(work: Any) -> None:
     work()
     assert call("task", "waiting", first, "--json").lines[0]["wait"] == "amount"
     assert f"answer: perdure task answer {first} amount JSON" in call("task", "why", first).out
-    assert call("task", "answer", first, "amount", "-", stdin=b"3").code == 0
+    assert call("task", "answer", first, "amount", "3").code == 0
     call("task", "answer", second, "approval", '{"approved": false}')
     work()
     assert call("task", "result", first).out == "[\n  true,\n  3\n]\n"
@@ -84,7 +84,7 @@ def test_an_answer_that_cannot_be_stored_says_why(work: Any) -> None:
         (("approval", "{"), "JSON", 2),
         (("approval", '{"approved": "perhaps"}'), "approved", 1),
         (("approval#7", "true"), "open are: approval", 1),
-        (("pay out", "true"), "name of a wait must be", 1),
+        (("pay out", "true"), "name of a wait must be", 2),
     ):
         refused = call("task", "answer", task_id, *args)
         assert (refused.code, refused.out) == (code, ""), refused.err

@@ -65,7 +65,7 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
     work()
     assert call("task", "result", task_id).out == '["yes",[{"n":1}]]\n'
     reported = call("task", "events", task_id).out
-    assert "waiting for approval from ada: Ship it?" in reported
+    assert "waiting for message from ada: Ship it?" in reported
     assert f"received message {first} from ada: yes" in reported
     assert f'received message {second} from bob: {{"n":1}}' in reported
     refused = call("task", "send", task_id, "too late")
@@ -89,7 +89,7 @@ def test_a_message_of_another_sender_says_for_whom_the_task_waits(work: Any) -> 
     said = call("task", "why", task_id, "--json").json
     assert said["cause"] == "no_worker"
     assert said["remedy"] == "start a worker: perdure worker run APP --queues test"
-    assert "; the answer is there, and no worker serves queue 'test'" in said["sentence"]
+    assert "; the message is there, and no worker serves queue 'test'" in said["sentence"]
     assert "without one it continues" not in said["sentence"]
     work()  # the message of another sender is the next one that it reads
     assert call("task", "result", task_id).json == ["yes", ["yes"]]

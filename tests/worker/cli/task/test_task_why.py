@@ -136,8 +136,8 @@ def test_a_parked_task_says_what_it_waits_for(work: Any) -> None:
     task_id = enqueue("asks")
     work()
     found = why(task_id)
-    assert (found["state"], found["cause"], found["waits_on"]) == ("waiting", "approval", "finance")
-    assert found["sentence"].startswith("it has been waiting for approval by finance since ")
+    assert (found["state"], found["cause"], found["waits_on"]) == ("waiting", "answer", "finance")
+    assert found["sentence"].startswith("it has been waiting for an answer to 'question' by finance since ")
     assert "(over 1000)" in found["sentence"]
     assert found["remedy"] == f"answer: perdure task send {task_id} TEXT --from finance"
     assert [one["id"] for one in call("task", "list", "--state", "waiting", "--json").json] == [task_id]
