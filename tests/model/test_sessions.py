@@ -8,7 +8,6 @@ by one turn that stores a state.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import fakeredis
@@ -16,7 +15,7 @@ import orjson
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from perdure.queues import Gateway, Namespace
+from perdure.queues import Namespace
 from perdure.queues.errors import SessionError, TurnRefused
 from perdure.queues.sessions.record import SessionAddress, SessionCorrection, TurnId, read_history, read_session
 from perdure.queues.sessions.removal import finish_forgetting, forget_session, forget_task
@@ -28,43 +27,8 @@ from perdure.queues.sessions.turns import (
     send_to_session,
     store_correction,
 )
-from perdure.queues.transport.pipelining import Argument, Command
-from perdure.queues.transport.scripts import Script
 
-
-class Died(BaseException):
-    """The process of the caller died."""
-
-
-class Mortal(Gateway):
-    """A gateway whose caller dies at its n-th command: before it is executed, or before its reply arrives."""
-
-    left: int | None = None
-    executed = False
-
-    async def _mortal(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        if self.left is None:
-            return await call()
-        self.left -= 1
-        if self.left < 0 and not self.executed:
-            raise Died
-        reply = await call()
-        if self.left < 0:
-            raise Died
-        return reply
-
-    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
-        call = super().command
-        return await self._mortal(lambda: call(*command, repeatable=repeatable, node_of=node_of))
-
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        call = super().run
-        return await self._mortal(lambda: call(script, keys, args))
-
-    async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
-        call = super().pipeline
-        found: list[Any] = await self._mortal(lambda: call(commands, node_of=node_of))
-        return found
+from tests.model.mortal import Died, Mortal
 
 
 class Play:
