@@ -19,6 +19,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | due | promote |
 | edit_checkpoint | edit_checkpoint |
 | enqueue | enqueue |
+| enqueue_child | enqueue_child |
 | enqueue_copy | store_copy |
 | enqueue_large | enqueue_large |
 | enqueue_successor | hand |
@@ -27,6 +28,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | forget_waits | forget_waits |
 | join_group | share |
 | leave_group | leave |
+| notice_sent | notice_sent |
 | park | park |
 | partition_status | is_as_expected |
 | promote | promote |
@@ -54,10 +56,12 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | upload_chunk | message |
 | upload_events | upload_past |
 | wake_version | wake_version |
+| watch | watch |
 | write_checkpoint | record |
 
 Scripts of sessions (session_begin, session_correct, session_end, session_forget, session_look, session_send) have a
-model of their own, `test_sessions`. Scripts that write no key of a task have none: records of workers and supervisors
+model of their own, `test_sessions`, and so have those of joins (add_children, close_join, confirm_launch, notify_join,
+put_result_chunk), `test_joins`. Scripts that write no key of a task have none: records of workers and supervisors
 (count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
 workspaces (put_file), tokens of waits (claim_token), keys of another type (set_key_aside), reads of a task's past
 (load_history, read_log), and pages of a hash (hash_page). tests/conformance has their tests.

@@ -17,6 +17,7 @@ from perdure.queues.delivery.leases import RELEASED_IDLE_MS, Delivery, RunStatus
 from perdure.queues.envelope import TaskMessage
 from perdure.queues.junk import JUNK_TTL
 from perdure.queues.keys import JUNK_ENTRIES, RELEASED, SUSPECTS, is_reserved
+from perdure.queues.partitions.route import registered_retention
 
 from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
 from tests.model.shelf import Fields, Pending, Shelf, Stream
@@ -626,11 +627,65 @@ class Ledger:
         unread = [at for at in range(1, int(self.held.get(inbox, "sent") or 0) + 1) if self._is_unused(inbox, at)]
         if unread and state == "succeeded" and self.held.get(record, "handed_to") is None:
             self.held.put(record, {"unread": len(unread)})
-        self.held.expire(ttl, record, inbox, *((steps, log) if checkpoint else ()))
+        self.held.expire(ttl, inbox, *((steps, log) if checkpoint else ()))
+        self._keep_ended(task, ttl)
         self._keep_timeline()
         self.held.delete(control)
         self._clean_up(task, cleanup)
         self.tell(task, state)
+        return True
+
+    def _keep_ended(self, task: str, retention: int) -> None:
+        """Let the record of an ended task expire, or put its notice into the outbox if it has watchers."""
+        record = self.at.record(task)
+        if self.held.get(record, "watchers") is None:
+            self.held.expire(retention, record)
+            return
+        self.held.put(record, {"kept": f"{retention} {registered_retention(retention / 1000)}"})
+        self.held.set_score(self.at.outbox, task, Moment(plus=3000))
+
+    def watch(self, task: str, known: bytes, watchers: bytes) -> bytes:
+        """Replace the watchers of a task. known: those that the caller has read."""
+        record, state = self.at.record(task), self.state(task)
+        if state in (None, b"succeeded", b"cancelled", b"dead"):
+            return state or b"missing"
+        if (self.held.get(record, "watchers") or b"") != known:
+            return b"changed"
+        self.held.put(record, {"watchers": watchers})
+        return b"watched"
+
+    def enqueue_child(
+        self, task: str, envelope: bytes, args: bytes, watchers: bytes, upload: str | None
+    ) -> int | None:
+        """Store a task with watchers."""
+        record = self.at.record(task)
+        if (answer := self._stored(task)) != 1:
+            return answer
+        if not self._take_upload(upload, record, args):
+            return None
+        entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"watched", b"1")))
+        self.held.put(
+            record, {"state": "queued", "entry": entry, "env": envelope, "args": args, "watchers": watchers}
+        )
+        self._list(task)
+        return 1
+
+    def end_of(self, task: str) -> tuple[bytes, ...]:
+        """Return what tells one end of a task from another."""
+        return tuple(self.held.get(self.at.record(task), name) or b"" for name in ("finished", "settled", "replays"))
+
+    def notice_sent(self, task: str, end: tuple[bytes, ...], shortest: int) -> bool:
+        """Take a task out of the outbox, and let its record expire. end: that whose notice is delivered."""
+        record = self.at.record(task)
+        if self.end_of(task) != end:
+            return False
+        self.held.drop_score(self.at.outbox, task)
+        kept = self.held.get(record, "kept")
+        if kept is not None and end[0]:
+            retention = max(int(kept.split()[0]), shortest)
+            self.held.drop(record, "kept", *(["watchers"] if self.state(task) != b"dead" else []))
+            self._register_retention(retention)
+            self.held.expire(retention, record)
         return True
 
     def _clean_up(self, task: str, cleanup: TaskMessage | None) -> None:
@@ -845,7 +900,8 @@ class Ledger:
         self._list(task, self.held.hashes[record]["at"])
         self.note_event(task, "buried", evidence)
         self.held.put_new(inbox, "sent", b"0")
-        self.held.expire(retention, record, steps, log, inbox)
+        self.held.expire(retention, steps, log, inbox)
+        self._keep_ended(task, retention)
         self.held.delete(control)
         self._clean_up(task, cleanup)
         self.tell(task, "dead")
@@ -941,7 +997,8 @@ class Ledger:
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
         self.held.drop(record, "entry", "due", "waits", "wakes")
         self.held.delete(control)
-        self.held.expire(retention, record, steps, log, inbox)
+        self.held.expire(retention, steps, log, inbox)
+        self._keep_ended(task, retention)
         self._keep_timeline()
         self.tell(task, "cancelled")
         return "cancelled"
@@ -1103,6 +1160,8 @@ class Ledger:
         """Cancel a task that continues on another deployment, unless something of it has changed since the export."""
         record, steps, log, inbox, control = self.parts(task)
         if self.state(task) not in (b"scheduled", b"dead") or self.mark(task) != mark:
+            return False
+        if self.held.get(record, "watchers" if self.state(task) == b"scheduled" else "kept") is not None:
             return False
         letter = self.held.get(record, "dead")
         if letter is not None:
@@ -1353,7 +1412,8 @@ class Ledger:
     def retire(self) -> bool:
         if not self.held.exists(self.at.closed):
             return False
-        if self.ready.entries or self.held.stream(self.at.dead).entries or self.held.sets.get(self.at.due):
+        waiting = self.held.sets.get(self.at.due) or self.held.sets.get(self.at.outbox)
+        if self.ready.entries or self.held.stream(self.at.dead).entries or waiting:
             self.held.drop(self.at.closed, "empty")
             return False
         since = self.held.hashes[self.at.closed].setdefault("empty", Moment())

@@ -52,7 +52,7 @@ from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, RESERV
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
-from perdure.queues.partitions.route import SINGLE
+from perdure.queues.partitions.route import SINGLE, registered_retention
 from perdure.queues.shared_config import set_config
 from perdure.queues.transport.large_values import LargeValue
 from perdure.queues.transport.pipelining import Argument
@@ -418,6 +418,37 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             expected = self.ledger.hand(task, *given, upload)
             self.store("enqueue_successor", keys, [*given, task], expected)
+
+    @rule(task=tasks, chunks=few, missing=rarely)
+    def enqueue_child(self, task: str, chunks: int, missing: bool) -> None:
+        at = self.partition
+        envelope, args, upload = self.message(task, chunks, missing)
+        keys = [at.ready, at.closed, at.record(task), at.timeline, *([upload] if upload else [])]
+        watchers = b"[%d]" % self.number
+        for _ in range(2):
+            expected = self.ledger.enqueue_child(task, envelope, args, watchers, upload)
+            self.store("enqueue_child", keys, [envelope, args, task, watchers], expected)
+
+    @rule(task=tasks, stale=rarely)
+    def watch(self, task: str, stale: bool) -> None:
+        """Add a watcher. stale: another one was added since the caller has read them."""
+        self.number += 1
+        record = self.partition.record(task)
+        known = b"stale" if stale else self.ledger.held.get(record, "watchers") or b""
+        for _ in range(2):
+            watchers = b"[%d]" % self.number
+            expected = self.ledger.watch(task, known, watchers)
+            self.store("watch", [record], [known, watchers], expected)
+
+    @rule(task=tasks, stale=rarely, shortest=st.sampled_from([1000, 90 * MINUTE]))
+    def notice_sent(self, task: str, stale: bool, shortest: int) -> None:
+        """Confirm a notice. stale: the task has ended again since it was read."""
+        at, end = self.partition, self.ledger.end_of(task)
+        end = (b"1", *end[1:]) if stale else end
+        given: list[Argument] = [task, *end, shortest, registered_retention(shortest / 1000)]
+        for _ in range(2):
+            expected = self.ledger.notice_sent(task, end, shortest)
+            self.store("notice_sent", [at.record(task), at.outbox, at.retentions], given, int(expected))
 
     @rule(task=tasks, source=st.sampled_from(["one token", "other token"]))
     def confirm_successor(self, task: str, source: str) -> None:
@@ -1325,7 +1356,7 @@ class Queues(RuleBasedStateMachine):
             self.ledger.held.put(self.partition.closed, {"empty": 1})
         at = self.partition
         for _ in range(2):
-            keys = [at.ready, at.nudge, at.dead, at.due, at.closed, at.retentions, at.timeline]
+            keys = [at.ready, at.nudge, at.dead, at.due, at.closed, at.retentions, at.timeline, at.outbox, at.joins]
             given = [7 * 24 * HOUR]
             answer = self.ground.run(self.ground.gateway.run(queue_script("retire_partition"), keys, given))
             self.same(bool(answer), self.ledger.retire())

@@ -49,7 +49,10 @@ def _of_task(ledger: Ledger, task: str) -> Iterator[str]:
     base = held.get(record, "base")
     if base is not None and held.stream(ledger.at.log(task)).find(base) is None:
         yield f"its log lacks the event {base!r}, from which it starts"
+    noticed = [ledger.at.record(task)] if task in held.sets.get(ledger.at.outbox, {}) else []
     for part in ledger.parts(task):
+        if part in noticed and state not in LIVE:
+            continue
         if held.exists(part) and (state not in LIVE) != (part in held.deadlines):
             yield f"is {state!r}, and {part} {'expires' if part in held.deadlines else 'is kept for ever'}"
 
