@@ -131,7 +131,8 @@ class Envelope(BaseModel):
     key: the ordering key that the producer named. tags: words by which people find the task. copy_of: ids of the task
     that it is a fork or an imported copy of, of the task that this one is a copy of, and so on. on_end: whether the act
     that ends it enqueues a clean-up task; then a worker must cancel it. parent: id of the task that has spawned it.
-    depth: number of parents above it. version: of its code in the worker that spawned it, which its first run keeps.
+    depth: number of parents above it. group: whether its arguments hold a group, see groups.py. version: of its code in
+    the worker that spawned it, which its first run keeps.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -153,12 +154,13 @@ class Envelope(BaseModel):
     parent: Annotated[str, Field(pattern=_TASK_ID)] | None = None
     depth: Annotated[int, Field(ge=0, le=_MAX_DEPTH)] = 0
     version: Annotated[int, Field(ge=1, le=_MAX_VERSION)] | None = None
+    group: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether it holds only the id, and the names of the task and its app."""
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
-        special = special or self.on_end or self.parent is not None
+        special = special or self.on_end or self.parent is not None or self.group
         return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
@@ -185,12 +187,12 @@ class Envelope(BaseModel):
             fields["copy_of"] = self.copy_of
         if self.on_end:
             fields["on_end"] = True
-        return orjson.dumps(fields if self.parent is None else fields | self._of_parent())
+        return orjson.dumps(fields | self._of_family() if self.parent is not None or self.group else fields)
 
-    def _of_parent(self) -> dict[str, Any]:
-        """Return the fields that a child has from its parent."""
-        fields = {"parent": self.parent, "depth": self.depth}
-        return fields if self.version is None else {**fields, "version": self.version}
+    def _of_family(self) -> dict[str, Any]:
+        """Return the fields of a child and of the callback of a group."""
+        fields: dict[str, Any] = {"parent": self.parent, "depth": self.depth, "version": self.version}
+        return {name: value for name, value in {**fields, "group": self.group}.items() if value}
 
     @classmethod
     def decode(cls, data: bytes) -> Envelope:

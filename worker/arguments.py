@@ -139,6 +139,18 @@ class Arguments:
         except TypeError as error:
             raise InvalidArguments(self._name, str(error)) from None
 
+    def name_of_first(self) -> str:
+        """Return the name of the first argument. Raises `InvalidArguments` if there is none."""
+        if not self._in_order:
+            raise InvalidArguments(self._name, "it must have an argument for the results of a group")
+        return self._in_order[0]
+
+    def check_further(self, kwargs: Mapping[str, Any]) -> None:
+        """Check the names of the arguments after the first one. Raises `InvalidArguments`."""
+        self.name_of_first()
+        if (misfit := self._misfit((None,), kwargs)) is not None:
+            raise InvalidArguments(self._name, misfit)
+
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
         """Return the secrets among decoded arguments, as text."""
         whole, secrets = unwrap_secrets(arguments, self._type.plain(dict(arguments)))

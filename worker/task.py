@@ -28,6 +28,7 @@ from ..queues.defaults import unknown_option
 from ..queues.durations import Duration, Moment, seconds_until
 from ..queues.enqueueing import BatchLimits
 from ..queues.envelope import EnvelopeTemplate, Options, TaskMessage, make_options
+from ..queues.groups import GroupErrors, GroupItem, check_group, encode_group
 from ..queues.handle import TaskHandle
 from ..queues.keys import Partition
 from ..queues.producer import Key, Producer, batched, key_of, map_items
@@ -37,6 +38,7 @@ from ..queues.transport.threadsafe_calls import blocking
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments, type_hints
 from .context import Context
 from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
+from .durable.joining import DEFAULT_LIMIT, Spawnable, arguments_of, child_call, each_item
 from .durable.run import Run
 from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
@@ -212,12 +214,56 @@ class Task(Generic[P, R]):
         """Enqueue one task per set of arguments (by name); all are validated before any is sent."""
         return await TaskCall(self, self.template).enqueue_many(many, **unknown)
 
+    async def enqueue_group(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        then: Spawnable[..., T],
+        limit: int = DEFAULT_LIMIT,
+        errors: GroupErrors = "raise",
+        **arguments: Any,
+    ) -> TaskHandle[T]:
+        """Enqueue a task for each item, and a callback that gets the list of their results as its first argument.
+
+        The tasks are children of the callback, which is parked until they have ended. Returns the handle of the
+        callback.
+
+        Args:
+            items: a list or a generator; see `ctx.gather`.
+            then: the callback: a registered task, or `task.options(...)`.
+            limit: tasks that are open at once.
+            errors: `raise` lets the callback fail if a task of the group ends without a result, as its own retry policy
+                says; `wait` waits until the dead letter is replayed.
+            arguments: further arguments of the callback, by name: JSON data.
+
+        Raises:
+            InvalidArguments: arguments do not fit a task; nothing was enqueued.
+            ValueError: an option or a limit is wrong, or an argument is secret; nothing was enqueued.
+            PayloadTooLarge: all arguments together are over the limit of large ones.
+        """
+        given: dict[str, Any] = {"then": then, "limit": limit, "errors": errors}
+        return await self.as_call().enqueue_group(items, **given, **arguments)
+
     def _run(self, call: Callable[[Task[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
         if in_handler_thread():
             return call_in_loop(partial(call, self))
         return self.app.sync().call(lambda _: call(self), f"await {self.name}.{instead}")
 
     enqueue_sync = blocking(enqueue, _run)
+
+    def enqueue_group_sync(
+        self,
+        items: Iterable[Any],
+        *,
+        then: Spawnable[..., T],
+        limit: int = DEFAULT_LIMIT,
+        errors: GroupErrors = "raise",
+        **arguments: Any,
+    ) -> TaskHandle[T]:
+        """Enqueue a group from synchronous code. See `enqueue_group`."""
+        given: dict[str, Any] = {"then": then, "limit": limit, "errors": errors, **arguments}
+        call = partial(TaskCall[P, R].enqueue_group, self.as_call(), list(items), **given)
+        return self._run(lambda _: call(), "enqueue_group(...)")
 
     def enqueue_many_sync(self, many: Iterable[Mapping[str, Any]], **unknown: Never) -> list[TaskHandle[R]]:
         """Enqueue one task per set of arguments from synchronous code."""
@@ -360,6 +406,56 @@ class TaskCall(Generic[P, R]):
         def call() -> bytes:
             return self.call_text([self.task.arguments.encode_call(args, kwargs)[0]])
 
+        [handle] = await enqueue_once(run, self.task.name, call, enqueue, self.handle, own_ids=own is not None)
+        return handle
+
+    async def enqueue_group(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        then: Spawnable[..., T],
+        limit: int = DEFAULT_LIMIT,
+        errors: GroupErrors = "raise",
+        **arguments: Any,
+    ) -> TaskHandle[T]:
+        """See `Task.enqueue_group`."""
+        receiver: TaskCall[..., T] = child_call("enqueue_group", then)  # type: ignore[assignment]
+        if refused := [name for name in ("delay", "task_id", "durability") if getattr(self, name)]:
+            raise ValueError(f"the tasks of a group cannot have the option {refused[0]}")
+        children = [self.encode_child(*arguments_of(item)) async for item in each_item("enqueue_group", items)]
+        check_group(children, limit, errors)
+        if any(child.secrets for child in children):
+            raise ValueError(f"task {self.task.name!r}: the tasks of a group cannot have secret arguments")
+        receiver.task.arguments.check_further(arguments)
+        listed = [GroupItem(child.data, child.key) for child in children]
+        data = encode_group(self.template, self.own_queue, listed, limit=limit, errors=errors, arguments=arguments)
+        return await receiver.enqueue_encoded(data)
+
+    async def enqueue_encoded(self, data: bytes) -> TaskHandle[R]:
+        """Enqueue the callback of a group. data: its arguments, see `encode_group`."""
+        own, key = self.task_id, self.key
+        if not (own is None or isinstance(own, str)) or callable(key):
+            raise ValueError("task_id and key of the callback of a group must be texts")
+        form = self._form(self.headers, {"group": True})
+
+        async def enqueue(ids: Ids | None, *, planned: bool) -> Sequence[TaskHandle[R]]:
+            message = form.message(data, key=key, task_id=own if ids is None else ids(0))
+            send = self.task.app.producer.send_one
+            same = _always if planned else None
+            return [
+                await send(
+                    message,
+                    queue=self.own_queue,
+                    delay=self.delay,
+                    decode=self.task.decode,
+                    durability=self.durability,
+                    same=same,
+                )
+            ]
+
+        if (run := enqueuing_run()) is None:
+            return (await enqueue(None, planned=False))[0]
+        call = partial(self.call_text, [data])
         [handle] = await enqueue_once(run, self.task.name, call, enqueue, self.handle, own_ids=own is not None)
         return handle
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import orjson
@@ -23,8 +24,9 @@ import orjson
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.delivery.settlement import WakeCondition
 from ...queues.durations import Moment, seconds_until
-from ...queues.envelope import new_task_id
+from ...queues.envelope import TaskMessage, new_task_id
 from ...queues.errors import TaskCancelled, TaskFailed, TaskNotFound, TaskOutcome
+from ...queues.groups import Group, decode_group
 from ...queues.handle import TaskHandle, cancel_task
 from ...queues.joins import (
     ChildEnd,
@@ -43,7 +45,7 @@ from ...queues.joins import (
 )
 from ...queues.keys import Namespace, Partition
 from ...queues.transport.backoff import retry_while_unavailable
-from ..errors import ChildFailed, SpawnRefused
+from ..errors import ChildFailed, InvalidArguments, SpawnRefused
 from ..log import log_wait, logger
 from .attempt_end import COMPLETED, GATHER, JOIN, OPEN_CHILD, RESULT, SPAWN, AttemptEnd, chunks_of
 from .child_tasks import enqueuing_run
@@ -151,8 +153,8 @@ class Spawnable(Protocol[P, T]):
     def as_call(self) -> Any: ...
 
 
-class ChildCall(Protocol):
-    """The call of a task with options, as `TaskCall` is."""
+class GroupCall(Protocol):
+    """A call that makes the messages of children."""
 
     @property
     def task(self) -> Any: ...
@@ -160,13 +162,17 @@ class ChildCall(Protocol):
     @property
     def own_queue(self) -> str: ...
 
-    def spawned(self, headers: Mapping[str, str], inherited: Mapping[str, Any]) -> ChildCall: ...
-
     def encode_child(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
 
     def child_message(self, child: Any, task_id: str) -> Any: ...
 
     def call_text(self, arguments: Iterable[bytes]) -> bytes: ...
+
+
+class ChildCall(GroupCall, Protocol):
+    """The call of a task with options, as `TaskCall` is."""
+
+    def spawned(self, headers: Mapping[str, str], inherited: Mapping[str, Any]) -> ChildCall: ...
 
     def handle(self, task_id: str, partition: Partition) -> TaskHandle[Any]: ...
 
@@ -201,7 +207,7 @@ def _numbered(base: str, number: int) -> str:
 async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TaskHandle[Any]:
     """Spawn a child. See `Context.spawn`."""
     await check_call(run, SPAWN, own=True)
-    call = _inheriting(run, child_call(run, "spawn", task))
+    call = _inheriting(run, child_call("spawn", task))
     child = call.encode_child(args, kwargs)
     digest = digest_of(call.call_text([child.data]))
     key, recorded, former = await match_wait(run, f"{SPAWN}:{call.task.name}", digest)
@@ -277,19 +283,76 @@ async def join(run: Run, child: Any) -> Any:
 
 async def gather(run: Run, task: Any, items: Any, limit: int | None, errors: Errors) -> list[Any]:
     """Spawn a child for each item, and return their results. See `Context.gather`."""
-    call, group = await _open(run, GATHER, task, items, limit, errors)
+    call = _inheriting(run, child_call("gather", task))
+    found = await _gathered(run, call, items, limit, errors)
+    return [_value(one, call.task.decode, keep=errors == "keep") for one in found]
+
+
+async def group_arguments(run: Run, data: bytes, arguments: Any) -> dict[str, Any]:
+    """Return the arguments of the callback of a group: the results of the tasks of the group come first.
+
+    Args:
+        data: Arguments that the callback was enqueued with.
+        arguments: `Arguments` of its task.
+
+    Raises:
+        InvalidArguments: They do not fit the handler.
+        ChildFailed: A task of the group ended without a result.
+    """
+    try:
+        group = decode_group(data)
+    except ValueError as error:
+        raise InvalidArguments(run.envelope.task, str(error), malformed=True) from None
+    call = _GroupCall(run, group)
+    found = await _gathered(run, call, range(len(group.items)), group.limit, group.errors)
+    results = [orjson.Fragment(_value(one, bytes)) for one in found]
+    decoded: dict[str, Any] = arguments.decode(orjson.dumps({arguments.name_of_first(): results, **group.arguments}))
+    return decoded
+
+
+class _Member(NamedTuple):
+    """Arguments of a task of a group."""
+
+    number: int
+    data: bytes
+
+
+class _GroupCall:
+    """The call of the tasks of a group."""
+
+    def __init__(self, run: Run, group: Group) -> None:
+        self.task = SimpleNamespace(name=group.envelope["task"])
+        self.own_queue = group.queue
+        self._group = group
+        self._headers, self._inherited = _inherited(run, self.task.name)
+
+    def encode_child(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Member:
+        return _Member(args[0], self._group.items[args[0]].data)
+
+    async def child_message(self, child: _Member, task_id: str) -> TaskMessage:
+        inherited = {name: value for name, value in self._inherited.items() if value is not None}
+        return self._group.message(child.number, task_id, self._headers, inherited)
+
+    def call_text(self, arguments: Iterable[bytes]) -> bytes:
+        return b"\n".join(arguments)
+
+
+async def _gathered(run: Run, call: GroupCall, items: Any, limit: int | None, errors: Errors) -> list[Any]:
+    """Return the stored results of the children of a call. Raises `ChildFailed`."""
+    group = await _open(run, GATHER, call, items, limit, errors)
     if group.results is None:
         await wait_until(run, ChildrenLeft(run, group.key, group.place, None, None, "children"))
         await _join_all(run, group, errors)
     run.touch()
     if isinstance(group.results, dict):
         raise _failure(group.results)
-    return [_value(found, call.task.decode, keep=errors == "keep") for found in group.results or ()]
+    return group.results or []
 
 
 async def as_completed(run: Run, task: Any, items: Any, limit: int | None, errors: Errors) -> AsyncGenerator[Any, None]:
     """Spawn a child for each item, and yield their results as they arrive. See `Context.as_completed`."""
-    call, group = await _open(run, COMPLETED, task, items, limit, errors)
+    call = _inheriting(run, child_call("as_completed", task))
+    group = await _open(run, COMPLETED, call, items, limit, errors)
     seen = 0
     while seen < group.total:
         read = partial(ended_children, run.gateway, group.place, seen)
@@ -416,13 +479,10 @@ class _Group:
         return self.plan.total or 0
 
 
-async def _open(
-    run: Run, kind: str, task: Any, items: Any, limit: int | None, errors: Errors
-) -> tuple[ChildCall, _Group]:
+async def _open(run: Run, kind: str, call: GroupCall, items: Any, limit: int | None, errors: Errors) -> _Group:
     """Return the children of a call, which are spawned unless an earlier run has done so."""
     await check_call(run, kind, own=True)
     what = kind[1:] if kind == GATHER else "as_completed"
-    call = _inheriting(run, child_call(run, what, task))
     on_failure, window = check_window(limit, errors)
     _check_items(what, items)
     children: list[Any] | None = None
@@ -437,7 +497,7 @@ async def _open(
         recorded = StepRecord.decode(former).result
     if recorded is not None:
         data = await read_step_result(run, key, recorded)
-        return call, _Group(key, digest, _Plan(""), _place(run, ""), orjson.loads(data))
+        return _Group(key, digest, _Plan(""), _place(run, ""), orjson.loads(data))
     if run.stopping:
         await run.boundary()
     plan = _plan_of(run, key)
@@ -455,7 +515,7 @@ async def _open(
         finally:
             run.step_ended(key)
     Children.of(run).groups.add(plan.group)
-    return call, _Group(key, digest, plan, _place(run, plan.group))
+    return _Group(key, digest, plan, _place(run, plan.group))
 
 
 async def _join_all(run: Run, group: _Group, errors: Errors) -> None:
@@ -536,12 +596,10 @@ def _window(limit: object) -> int:
     return min(limit, MAX_CHILDREN)
 
 
-def child_call(run: Run, what: str, task: Any) -> ChildCall:
+def child_call(what: str, task: Any) -> ChildCall:
     """Return the call of a child. Raises `SpawnRefused`."""
     if isinstance(task, str):
-        found = task in run.host.tasks
-        remedy = f"pass the task itself: ctx.{what}({task}, ...)" if found else "no such task is registered"
-        raise SpawnRefused(f"{what} needs a task, got the name {task!r}: {remedy}")
+        raise SpawnRefused(f"{what} needs a registered task, got the name {task!r}: pass the task itself")
     as_call: Callable[[], ChildCall] | None = None if isinstance(task, type) else getattr(task, "as_call", None)
     if as_call is None:
         raise SpawnRefused(f"{what} needs a registered task, got {task!r}: decorate its function with @app.task")
@@ -550,20 +608,25 @@ def child_call(run: Run, what: str, task: Any) -> ChildCall:
 
 def _inheriting(run: Run, call: ChildCall) -> ChildCall:
     """Return the call of a child with what it has from the run. Raises `SpawnRefused`."""
-    own = run.envelope
     namespace = call.task.app.producer.namespace.name
     if namespace != run.delivery.partition.namespace:
         raise SpawnRefused(
             f"could not spawn task {call.task.name!r}: it is of namespace {namespace!r}, and this task of "
             f"{run.delivery.partition.namespace!r}"
         )
+    return call.spawned(*_inherited(run, call.task.name))
+
+
+def _inherited(run: Run, task: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the headers and the fields of the envelope that children have from the run. Raises `SpawnRefused`."""
+    own = run.envelope
     if own.depth >= MAX_DEPTH:
         raise SpawnRefused(
-            f"could not spawn task {call.task.name!r}: task {run.id} has {own.depth} parents above it, which is the "
+            f"could not spawn task {task!r}: task {run.id} has {own.depth} parents above it, which is the "
             "limit; check whether its tasks spawn each other"
         )
     headers: dict[str, str] = {name: own.headers[name] for name in TRACE_HEADERS if name in own.headers}
-    return call.spawned(headers, {"parent": run.id, "depth": own.depth + 1, "tenant": own.tenant})
+    return headers, {"parent": run.id, "depth": own.depth + 1, "tenant": own.tenant}
 
 
 # plans, records and joins
@@ -611,7 +674,7 @@ set_closer(_CHILDREN, _close_plan)
 
 
 async def _add(
-    run: Run, call: ChildCall, plan: _Plan, children: Sequence[Any], on_failure: OnFailure, window: int
+    run: Run, call: GroupCall, plan: _Plan, children: Sequence[Any], on_failure: OnFailure, window: int
 ) -> None:
     """Add the children of a call to its join, and launch the first of them."""
     planned = [

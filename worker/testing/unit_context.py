@@ -199,7 +199,7 @@ class UnitContext(Context):
     async def spawn(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Call the handler of a child, and append its name and arguments to `spawned`."""
         check_place(self._run, "#spawn", own=True)
-        call = child_call(self._run, "spawn", task)
+        call = child_call("spawn", task)
         child = _Child(call.task.name, len(self.spawned))
         self.spawned.append((call.task.name, call.task.arguments.by_name(args, kwargs)))
         child.outcome = await asyncio.create_task(_call_child(call, args, kwargs, child))

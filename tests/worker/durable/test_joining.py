@@ -14,6 +14,7 @@ from perdure import (
     App,
     ChildFailed,
     Context,
+    PerdureError,
     PlanStep,
     Retry,
     Settings,
@@ -464,7 +465,7 @@ async def test_bad_input(app: App) -> None:
         await bounded(running.result())
         starts = (
             "spawn needs a registered task, got <function",
-            "spawn needs a task, got the name 'child': pass the task itself: ctx.spawn(child, ...)",
+            "spawn needs a registered task, got the name 'child': pass the task itself",
             "task 'child': missing a required argument: 'number'",
             "could not spawn task 'child': a child cannot have the option delay",
             "join needs the handle that ctx.spawn has returned, got 'x'",
@@ -602,3 +603,54 @@ async def test_a_child_keeps_the_version_of_the_code_that_spawned_it(app: App, s
         async with running_worker(newer, queues=["children"]), running_worker(app, queues=["test"]):
             await bounded(running.result())
         assert versions == [2]
+
+
+async def test_a_group_calls_back_with_its_results(app: App) -> None:
+    ran = Counter[int]()
+
+    @app.task
+    async def page(ctx: Context, number: int) -> dict[str, int]:
+        ran[number] += 1
+        return {"page": number}
+
+    @app.task
+    async def report(ctx: Context, pages: list[dict[str, int]], title: str) -> str:
+        again = await ctx.step("count", len, pages)
+        return f"{title} {again} {pages[-1]['page']} {ctx.tags}"
+
+    async with app, running_worker(app, concurrency=1):
+        running = await page.options(tags=["x"]).enqueue_group(range(5), then=report, limit=2, title="all")
+        assert await bounded(running.result()) == "all 5 4 ()"
+        assert ran == Counter(range(5))
+        empty = await page.enqueue_group([], then=report.options(tags=["b"]), title="none")
+        with pytest.raises(TaskFailed):
+            await bounded(empty.result())
+
+
+async def test_a_group_that_fails_or_is_wrong(app: App) -> None:
+    @app.task(retry=ONCE)
+    async def page(ctx: Context, number: int) -> int:
+        raise LookupError("no such page")
+
+    @app.task(retry=ONCE)
+    async def report(ctx: Context, pages: list[int]) -> int:
+        return len(pages)
+
+    @app.task
+    async def nothing(ctx: Context) -> None: ...
+
+    async with app, running_worker(app, concurrency=1):
+        running = await page.enqueue_group([1, 2], then=report)
+        with pytest.raises(TaskFailed, match=r"ChildFailed: child task .* no such page"):
+            await bounded(running.result())
+        wrong: Any = page
+        for items, options, problem in (
+            ([1], {"then": report, "limit": 0}, "limit must be a whole number of at least 1, got 0"),
+            ([1], {"then": report, "errors": "keep"}, "errors must be 'raise' or 'wait', got 'keep'"),
+            ([1], {"then": nothing}, "must have an argument for the results of a group"),
+            ([1], {"then": report, "title": 1}, "unexpected keyword argument 'title'"),
+            (["x"], {"then": report}, "task 'page': number: "),
+            ([1], {"then": "report"}, "enqueue_group needs a registered task"),
+        ):
+            with pytest.raises((PerdureError, ValueError), match=problem):
+                await wrong.enqueue_group(items, **options)

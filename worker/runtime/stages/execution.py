@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from ....deadletter.policy import Reason, backoff
 from ....queues.errors import PerdureError
@@ -12,6 +12,9 @@ from ...durable.run import Run
 from ...durable.stop_reasons import StopReason
 from ...task import Task
 from ..outcome import Burial, Outcome, Rerun
+
+GROUP: Final = "#group"
+"""Name of the argument that holds a group, in place of the arguments of its callback."""
 
 
 class Execution:

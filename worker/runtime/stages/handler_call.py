@@ -14,6 +14,7 @@ from ...context import Context
 from ...durable.continuation import successor_of
 from ...durable.event_calls import log_orphans
 from ...durable.handler_task import GENERATOR_EXIT, is_closing
+from ...durable.joining import group_arguments
 from ...durable.journal.step_record import UNSAVED, WORKSPACE
 from ...durable.run import Run
 from ...durable.steps.codec import store_task_result
@@ -28,7 +29,7 @@ from ...on_demand import restore_workspace
 from ...settings import Settings
 from ...task import Task
 from ..outcome import Cancelled, Outcome, Park, Release, Rerun, Success, after_error
-from .execution import Execution
+from .execution import GROUP, Execution
 from .successor import transfer
 
 
@@ -89,6 +90,9 @@ class HandlerCall:
     async def _call(self, run: Run, execution: Execution) -> Any:
         """Call the handler. If it fails, the steps that run beside it end first: the next attempt has their results."""
         try:
+            if run.envelope.group:
+                data = execution.arguments[GROUP]
+                execution.arguments = await group_arguments(run, data, execution.task.arguments)
             if self._around_run is None:
                 return await execution.task.handler(execution.ctx, **execution.arguments)
             return await self._around_run(execution.ctx, execution)

@@ -43,7 +43,7 @@ from ...registry import Registry
 from ...settings import Settings
 from ...task import Task
 from ..outcome import AwaitVersion, Burial, Outcome, Rerun
-from .execution import Execution, hand_back
+from .execution import GROUP, Execution, hand_back
 
 
 class FindTask:
@@ -189,6 +189,8 @@ def decode_arguments(run: Run, task: Task[Any, Any], data: bytes) -> dict[str, A
 
     Raises `InvalidArguments` if they do not fit the handler.
     """
+    if run.envelope.group:  # the handler's arguments follow from the results of the group
+        return {GROUP: data}
     paths, known = run.envelope.secrets, task.arguments
     marked = secret_values(data, paths) if paths else []
     if marked:
