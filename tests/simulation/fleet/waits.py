@@ -256,12 +256,16 @@ def _is_for(target: str, wait: str) -> bool:
 def _check_lost(
     world: World, sent: dict[str, Entry], told: dict[str, set[str]], places: dict[str, set[tuple[str, str]]]
 ) -> None:
-    """Check that each answer which was stored was used, if its task has succeeded. One may come too late for a race."""
+    """Check that each answer which was stored was used, if its task has succeeded.
+
+    One may come too late for a race, or in the time in which the server had lost the use of another one.
+    """
     kinds = {task.id: task.kind for task in world.plan.tasks}
     set_back = any(fault.kind == "step clock back" for fault in world.plan.faults)
+    lost = {task for nonce, found in places.items() if world.checks.lost(nonce) for task, _ in found}
     for nonce, entry in sent.items():
         kind = kinds.get(entry.task, "")
-        if "stored" not in told.get(nonce, ()) or nonce in places or world.checks.lost(nonce):
+        if "stored" not in told.get(nonce, ()) or nonce in places or world.checks.lost(nonce) or entry.task in lost:
             continue
         if kind == "races" or (kind == "expects" and set_back):
             continue
