@@ -85,7 +85,11 @@ class PartitionRouter:
 
     def partition(self, number: int) -> Partition:
         """Return the partition that takes tasks of this number now."""
-        return self.only or self._at(next(index for index in self._indexes(number) if index not in self._closed))
+        if self.only is not None:
+            return self.only
+        indexes = self._indexes(number)
+        # all may be closed while another call reads the next route: the last one refuses again until then
+        return self._at(next((index for index in indexes if index not in self._closed), indexes[-1]))
 
     def closed_partitions(self, number: int) -> Sequence[Partition]:
         """Return the closed partitions that took tasks of this number before."""
