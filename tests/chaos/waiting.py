@@ -100,7 +100,7 @@ def register_waiting(app: App) -> None:
         first = await ctx.first(answer=ctx.wait_for("approval", Reply), time=ctx.sleep(4 * pause))
         JOURNAL.write("first", task=ctx.task_id, run=running(), name=first.name)
         if first.name == "answer":
-            used(ctx, "answer/approval", first.value)
+            used(ctx, "first/answer/approval", first.value)
         return [await stepped(ctx, "step-0", work, [], pause)]
 
     @app.task(**options_of("expires"))

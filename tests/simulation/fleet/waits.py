@@ -124,7 +124,7 @@ def register_waits(kit: TaskKit) -> None:
     async def races(ctx: Context, steps: int, pause: float) -> list[str]:
         """Takes what comes first."""
         first = await ctx.first(answer=ctx.wait_for("approval", Reply), time=ctx.sleep(0.5 + pause))
-        nonce = used(ctx, "answer/approval", first.value) if first.name == "answer" else ""
+        nonce = used(ctx, "first/answer/approval", first.value) if first.name == "answer" else ""
         return [first.name, nonce, await stepped(ctx, "step-0", [], pause)]
 
 
