@@ -117,8 +117,8 @@ class PerdureClock(PerdureFixture):
         async with make_worker(app, outcomes, concurrency, queues) as worker, anyio.create_task_group() as running:
             running.start_soon(worker.run)
             with anyio.move_on_after(limit):
-                while (due := self._due(await self._settle(math.inf, outcomes), wait_due, outcomes)) is not None:
-                    self._server.step_to(due)
+                while (work := await self._settle(math.inf, outcomes, wait_due)).due < math.inf:
+                    self._server.step_to(work.due)
                 if await self._clean_up():
                     await self._settle(math.inf, outcomes)
                 idle = True
@@ -132,18 +132,12 @@ class PerdureClock(PerdureFixture):
             raise outcomes.time_out(app, limit)
         return outcomes.states
 
-    def _due(self, work: Work, wait_due: bool, outcomes: Outcomes) -> float | None:
-        """Return when the next task is due, of all or of those that failed here or with a lost worker; None: never."""
-        times = [at for task_id, at in work.due.items() if wait_due or not task_id or task_id in outcomes.owed]
-        return min(times, default=None)
-
     async def _move(self, left: float, limit: float) -> None:
         """Skip so many seconds in all; what the workers need at each due time passes besides."""
         while (work := await self._settle(limit)).served:
-            first = min(work.due.values(), default=math.inf)
-            if first - self._server.time.now() > left:
+            if work.due - self._server.time.now() > left:
                 break
-            left -= self._server.step_to(first)
+            left -= self._server.step_to(work.due)
         self._server.step(left)
         await self._settle(limit)
         if await self._clean_up():
@@ -163,15 +157,20 @@ class PerdureClock(PerdureFixture):
             self._cleaned = now
         return bool(janitors)
 
-    async def _settle(self, limit: float, outcomes: Outcomes | None = None) -> Work:
-        """Wait until nothing is left to do now, and the outcomes of all runs are known. Raises `TimeoutError`."""
+    async def _settle(self, limit: float, outcomes: Outcomes | None = None, wait_due: bool = True) -> Work:
+        """Wait until nothing is left to do now, and the outcomes of all runs are known; return what is due later.
+
+        Without `wait_due`, that is the retries of tasks that failed. Raises `TimeoutError`.
+        """
         ends = time.monotonic() + limit
-        while ((work := self._server.work()).left and work.served) or (outcomes is not None and outcomes.running):
+        while True:
+            work = self._server.work(None if wait_due or outcomes is None else outcomes.owed)
+            if not (work.left and work.served) and not (outcomes is not None and outcomes.running):
+                return work
             if time.monotonic() > ends:
                 shown = "; ".join(work.left[:_SHOWN])
                 raise TimeoutError(f"could not move the clock: after {limit:g} s {shown}")
             await anyio.sleep(_POLL)
-        return work
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
@@ -33,6 +33,9 @@ _LEASE: Final = 30.0
 _PAGE: Final = 10_000
 """Messages of a partition that are looked at."""
 
+_SHOWN: Final = 5
+"""Tasks of a partition that are named."""
+
 
 @dataclass(slots=True)
 class Work:
@@ -40,14 +43,13 @@ class Work:
 
     Attributes:
         served: whether there is such a worker.
-        left: what is due now and has not ended, in words.
-        due: the time at which each of the others is due, in seconds since 1970, by task id; that of '' at which the
-            lease of a lost worker expires.
+        left: what is due now and has not ended, in words; some of it, if that is much.
+        due: when the next of the other tasks is due, or the lease of a lost worker expires, in seconds since 1970.
     """
 
     served: bool
     left: list[str] = field(default_factory=list)
-    due: dict[str, float] = field(default_factory=dict)
+    due: float = math.inf
 
 
 class TimedServer:
@@ -57,6 +59,10 @@ class TimedServer:
         self.loop = asyncio.new_event_loop()
         self.time = ServerTime()
         self.sockets: set[_Socket] = set()
+        self.tags: set[bytes] = set()
+        """What is in braces at the start of keys, with the braces."""
+        self.registries: set[bytes] = set()
+        """Keys of the registries of running processes."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -137,28 +143,31 @@ class TimedServer:
     def _leases(self) -> Iterator[tuple[bytes, bytes, bytes, int]]:
         """Return the messages that connected workers have: stream, worker, entry, milliseconds since the renewal."""
         workers = self._workers()
-        for stream in self._keys(b":ready"):
-            for entry, owner, idle, _ in self._pending(stream):
+        for tag in self._partitions():
+            for entry, owner, idle, _ in self._pending(tag + b":ready"):
                 if owner in workers:
-                    yield stream, owner, entry, idle
+                    yield tag + b":ready", owner, entry, idle
 
     def _extend(self, skipped: int) -> None:
         """Let registrations last longer by the milliseconds that a step skips, and pass for as recent as before."""
         workers = self._workers()
-        for key in [*self._items]:
-            _, _, name = key.partition(b"}:")
-            if name == b"seen":
+        for key in [tag + b":seen" for tag in self._partitions()]:
+            if key in self._items:
                 last, space, entry = self._execute("GET", key).partition(b" ")
                 self._execute("SET", key, b"%d" % (int(last) + skipped) + space + entry, "KEEPTTL")
-            elif name.startswith(b"registry:worker:") and name[16:] in workers:
+                self._prolong(key, skipped)
+        for key in [key for key in self.registries if key in self._items]:
+            _, _, name = key.partition(b"}:registry:")
+            if name.startswith(b"worker:") and name[7:] in workers:
                 for field_name in ("seen", "progress"):
                     if self._execute("HEXISTS", key, field_name):
                         self._execute("HINCRBY", key, field_name, skipped)
-            elif name in (b"registry:workers", b"registry:supervisors") or name.startswith(b"registry:sharing:"):
-                for member, score in self._scores(key).items():
-                    if score > 0 and (name != b"registry:workers" or member.encode() in workers):
+            elif name in (b"workers", b"supervisors") or name.startswith(b"sharing:"):
+                found = self._execute("ZRANGE", key, 0, -1, "WITHSCORES")
+                for member, score in zip(found[::2], found[1::2], strict=True):
+                    if float(score) > 0 and (name != b"workers" or member in workers):
                         self._execute("ZINCRBY", key, skipped, member)
-            elif not name.startswith(b"registry:supervisor:"):
+            elif not name.startswith(b"supervisor:"):
                 continue
             self._prolong(key, skipped)
 
@@ -169,51 +178,50 @@ class TimedServer:
 
     # work
 
-    def work(self) -> Work:
-        """Return the work that is left for the workers that are connected, as of now."""
-        return self.run(self._work)
+    def work(self, only: Collection[str] | None = None) -> Work:
+        """Return the work that is left for the workers that are connected, as of now.
 
-    def _work(self) -> Work:
-        now = math.floor(self.time.now() * 1000)
-        workers = self._workers()
-        lease = self._lease()
+        only: ids of the tasks to look at among those that are due later; None for all.
+        """
+        return self.run(lambda: self._work(only))
+
+    def _work(self, only: Collection[str] | None) -> Work:
+        workers, lease = self._workers(), self._lease()
         found = Work(served=bool(workers))
         for tag in self._served():
             queue = tag.decode("utf-8", "replace").split(":")[1]
             if tag + b":seen" not in self._items:  # its first look restarts the leases of lost workers
                 found.left.append(f"no worker has looked at queue {queue!r} yet")
-            for member in self._scores(tag + b":outbox"):
-                found.left.append(f"the end of task {member} of queue {queue!r} is not delivered")
-            for member, score in self._scores(tag + b":due").items():
-                if score <= now:
-                    found.left.append(f"task {member} of queue {queue!r} is due, and not started")
-                else:
-                    found.due[member] = math.ceil(score) / 1000
-            ready = tag + b":ready"
-            groups = self._execute("XINFO", "GROUPS", ready) if ready in self._items else []
-            for group in groups:
-                known = dict(zip(group[::2], group[1::2], strict=True))
-                if known[b"name"] == GROUP.encode():
-                    new = self._execute("XRANGE", ready, b"(" + known[b"last-delivered-id"], "+", "COUNT", _PAGE)
-                    if new:
-                        found.left.append(f"tasks of queue {queue!r} are queued ({len(new)})")
-            for entry, owner, idle, _ in self._pending(ready):
-                expires = lease * 1000 - idle
-                if owner in workers or is_reserved(owner.decode("utf-8", "replace")) or expires <= 0:
-                    found.left.append(f"message {entry.decode()} of queue {queue!r} is with {owner.decode()}")
-                else:
-                    found.due[""] = min(found.due.get("", math.inf), math.ceil(now + expires + 1) / 1000)
+            self._add_scheduled(found, queue, tag, only)
+            self._add_messages(found, queue, tag + b":ready", workers, lease)
         return found
 
-    def _scores(self, key: bytes) -> dict[str, float]:
-        """Return the task ids of a sorted set, and their scores."""
-        if key not in self._items:
-            return {}
-        found = self._execute("ZRANGE", key, 0, -1, "WITHSCORES")
-        return {
-            member.removeprefix(CANCEL_REQUEST).decode("utf-8", "replace"): float(score)
-            for member, score in zip(found[::2], found[1::2], strict=True)
-        }
+    def _add_scheduled(self, found: Work, queue: str, tag: bytes, only: Collection[str] | None) -> None:
+        due, now = tag + b":due", math.floor(self.time.now() * 1000)
+        words = {due: "is due, and not started", tag + b":outbox": "has ended, and others are not notified"}
+        for key, text in words.items():
+            for member in self._execute("ZRANGEBYSCORE", key, "-inf", now, "LIMIT", 0, _SHOWN):
+                task_id = member.removeprefix(CANCEL_REQUEST).decode("utf-8", "replace")
+                found.left.append(f"task {task_id} of queue {queue!r} {text}")
+        if only is None:
+            later = self._execute("ZRANGEBYSCORE", due, f"({now}", "+inf", "WITHSCORES", "LIMIT", 0, 1)[1:]
+        else:
+            later = [score for task_id in only if (score := self._execute("ZSCORE", due, task_id)) is not None]
+        found.due = min([found.due, *(math.ceil(float(score)) / 1000 for score in later)])
+
+    def _add_messages(self, found: Work, queue: str, ready: bytes, workers: set[bytes], lease: float) -> None:
+        for group in self._execute("XINFO", "GROUPS", ready) if ready in self._items else ():
+            known = dict(zip(group[::2], group[1::2], strict=True))
+            if known[b"name"] == GROUP.encode():
+                after = b"(" + known[b"last-delivered-id"]
+                if self._execute("XRANGE", ready, after, "+", "COUNT", 1):
+                    found.left.append(f"a task of queue {queue!r} is queued")
+        for entry, owner, idle, _ in self._pending(ready):
+            expires = lease - idle / 1000
+            if owner in workers or is_reserved(owner.decode("utf-8", "replace")) or expires <= 0:
+                found.left.append(f"message {entry.decode()} of queue {queue!r} is with {owner.decode()}")
+            else:
+                found.due = min(found.due, self.time.now() + expires + 0.001)
 
     def _pending(self, stream: bytes) -> Sequence[Any]:
         if stream not in self._items:
@@ -221,30 +229,32 @@ class TimedServer:
         found = self._execute("XPENDING", stream, GROUP, "-", "+", _PAGE)
         return found if isinstance(found, list) else []  # a stream without its group
 
+    def _partitions(self) -> list[bytes]:
+        """Return the tags of all partitions that have a ready stream."""
+        return [tag for tag in self.tags if tag + b":ready" in self._items]
+
     def _served(self) -> list[bytes]:
         """Return the tags of the partitions of all queues that connected workers have registered for, or read."""
-        queues = {tag.rpartition(b":")[0] for socket in self.sockets for tag in socket.tags}
-        for key in [*self._items]:
-            tag, _, name = key.partition(b"}:registry:worker:")
-            if name and name in self._workers():
-                for queue in orjson.loads(self._execute("HGET", key, "queues") or b"[]"):
-                    queues.add(tag + b":" + queue.encode())
-        return [tag for key in self._keys(b":ready") if (tag := key[:-6]).rpartition(b":")[0] in queues]
+        queues = {tag.rpartition(b":")[0] for socket in self.sockets for tag in socket.read}
+        for key in self._registrations():
+            namespace, _, _ = key.partition(b"}:")
+            for queue in orjson.loads(self._execute("HGET", key, "queues") or b"[]"):
+                queues.add(namespace + b":" + queue.encode())
+        return [tag for tag in self._partitions() if tag.rpartition(b":")[0] in queues]
 
     def _lease(self) -> float:
         """Return the shortest lease of the workers that are connected, in seconds."""
-        leases = [
-            self._execute("HGET", key, "lease")
-            for key in [*self._items]
-            if key.partition(b"}:registry:worker:")[2] in self._workers()
-        ]
+        leases = [self._execute("HGET", key, "lease") for key in self._registrations()]
         return min((float(lease) for lease in leases if lease), default=_LEASE)
+
+    def _registrations(self) -> list[bytes]:
+        """Return the keys of the workers that are connected."""
+        workers = self._workers()
+        found = [key for key in self.registries if key.partition(b"}:registry:worker:")[2] in workers]
+        return [key for key in found if key in self._items]
 
     def _workers(self) -> set[bytes]:
         return {worker for socket in self.sockets for worker in socket.workers}
-
-    def _keys(self, end: bytes) -> list[bytes]:
-        return [key for key in self._items if key.endswith(end) and key.startswith(b"{")]
 
     @property
     def _items(self) -> dict[bytes, Any]:
@@ -288,7 +298,7 @@ class _Socket(EngineSocket):
         self._subscribes = False
         self.workers: set[bytes] = set()
         """Workers that use the connection."""
-        self.tags: set[bytes] = set()
+        self.read: set[bytes] = set()
         """Tags of the partitions that are read over the connection."""
         super().__init__(server.engine)
 
@@ -311,11 +321,18 @@ class _Socket(EngineSocket):
         if name in _FINDINGS:
             self.put_response(_FINDINGS[name](fields))
             return
+        for argument in fields[1:]:
+            if argument.startswith(b"{"):
+                tag, end, key = argument.partition(b"}:")
+                if end:
+                    self._owner.tags.add(tag + b"}")
+                if key.startswith(b"registry:"):
+                    self._owner.registries.add(argument)
         if name.endswith(b"SUBSCRIBE"):
             self._subscribes = True
         elif name == b"XREADGROUP":
             self.workers.add(fields[3])
-            self.tags.update(field[:-6] for field in fields if field.endswith(b":ready"))
+            self.read.update(field[:-6] for field in fields if field.endswith(b":ready"))
         elif name == b"EVALSHA" and len(fields) > 3:
             _, _, worker = fields[3].partition(b"}:registry:worker:")
             self.workers |= {worker} if worker else set()
