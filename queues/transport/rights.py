@@ -125,7 +125,19 @@ ROLES: Final = (
         commands=(
             *("exists", "get", "pttl", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen"),
             *("xlen", "xrange", "xrevrange", "xpending", "xinfo", "zcard", "zcount", "zrange", "zrangebyscore"),
-            *("zrevrangebyscore", "zscan", "zscore", "scard", "sscan", "llen", "type", "scan", "subscribe", "unsubscribe", *_COMMON),
+            *(
+                "zrevrangebyscore",
+                "zscan",
+                "zscore",
+                "scard",
+                "sscan",
+                "llen",
+                "type",
+                "scan",
+                "subscribe",
+                "unsubscribe",
+                *_COMMON,
+            ),
         ),
     ),
     Role(

@@ -56,7 +56,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | upload_chunk | message |
 | upload_events | upload_past |
 | wake_version | wake_version |
-| watch | watch |
+| watch | watch_task |
 | write_checkpoint | record |
 
 Scripts of sessions (session_begin, session_correct, session_end, session_forget, session_look, session_send) have a

@@ -654,9 +654,7 @@ class Ledger:
         self.held.put(record, {"watchers": watchers})
         return b"watched"
 
-    def enqueue_child(
-        self, task: str, envelope: bytes, args: bytes, watchers: bytes, upload: str | None
-    ) -> int | None:
+    def enqueue_child(self, task: str, envelope: bytes, args: bytes, watchers: bytes, upload: str | None) -> int | None:
         """Store a task with watchers."""
         record = self.at.record(task)
         if (answer := self._stored(task)) != 1:
@@ -664,9 +662,7 @@ class Ledger:
         if not self._take_upload(upload, record, args):
             return None
         entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"watched", b"1")))
-        self.held.put(
-            record, {"state": "queued", "entry": entry, "env": envelope, "args": args, "watchers": watchers}
-        )
+        self.held.put(record, {"state": "queued", "entry": entry, "env": envelope, "args": args, "watchers": watchers})
         self._list(task)
         return 1
 

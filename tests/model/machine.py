@@ -430,7 +430,7 @@ class Queues(RuleBasedStateMachine):
             self.store("enqueue_child", keys, [envelope, args, task, watchers], expected)
 
     @rule(task=tasks, stale=rarely)
-    def watch(self, task: str, stale: bool) -> None:
+    def watch_task(self, task: str, stale: bool) -> None:
         """Add a watcher. stale: another one was added since the caller has read them."""
         self.number += 1
         record = self.partition.record(task)

@@ -88,12 +88,12 @@ class Play:
             name, how = str(delivery.task_id), ("succeed", "succeed", "succeed", "bury", "hand", "cancelled")[which % 6]
             left, self.gateway.left = self.gateway.left, None  # the lease brings it back
             if how == "hand" and "." not in name:
-                next_ = Successor(Envelope(id=f"{name}.h1", task="c"), "small", b"{}", ("#received", b"{}"), f"{name} x")
+                next_ = Successor(
+                    Envelope(id=f"{name}.h1", task="c"), "small", b"{}", ("#received", b"{}"), f"{name} x"
+                )
                 await enqueue_successor(self.gateway, Namespace("model"), next_)
                 counters = Counters(1)
-                await succeed(
-                    self.gateway, delivery, name, b"null", counters, ran=0.1, ttl=60, handed_to=f"{name}.h1"
-                )
+                await succeed(self.gateway, delivery, name, b"null", counters, ran=0.1, ttl=60, handed_to=f"{name}.h1")
             else:
                 how = "succeed" if how == "hand" else how
                 await SETTLING[how](self.gateway, delivery, name)

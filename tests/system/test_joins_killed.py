@@ -88,7 +88,9 @@ async def test_no_child_is_lost_or_doubled(workers: WorkerProcesses, producer: P
     assert [outcome.state for outcome in found] == [
         ChildEnd.DEAD if number in dead else ChildEnd.SUCCEEDED for number in range(CHILDREN)
     ]
-    assert all(outcome.result == b"%d" % (number * number) for number, outcome in enumerate(found) if number not in dead)
+    assert all(
+        outcome.result == b"%d" % (number * number) for number, outcome in enumerate(found) if number not in dead
+    )
     small = producer.namespace.partition("small")
     assert {line.key for line in workers.lines("begin")} == set(names)
     assert await gateway.command("ZCARD", small.timeline) == CHILDREN, "one task for each child"

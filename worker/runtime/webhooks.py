@@ -16,7 +16,6 @@ from ...deadletter.burial import Evidence
 from ...deadletter.policy import Reason
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.settlement import Counters
-from ...queues.sessions.record import session_of_task
 from ..context import Context
 from ..durable.journal.handoff.document import Handoff
 from ..durable.journal.run_events import Notified
@@ -124,6 +123,8 @@ def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> 
 
 
 def _common(event: str, run: Run) -> dict[str, Any]:
+    from ...queues.sessions.record import session_of_task
+
     queue = run.delivery.partition.queue
     data = {"event": event, "task": run.envelope.task, "id": run.id, "queue": queue, "at": _now()}
     session = session_of_task(run.id, run.envelope.headers)

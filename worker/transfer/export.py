@@ -141,7 +141,9 @@ async def _check(gateway: Gateway, handle: TaskHandle[object], mark: tuple[bytes
     if watched is not None:
         raise TransferError(f"task {task_id} cannot be exported: another task waits for its end, which stays here")
     if parent is not None and state == b"scheduled" and await has_joins(gateway, handle.partition, task_id):
-        raise TransferError(f"task {task_id} cannot be exported while it waits for children: wait until they have ended")
+        raise TransferError(
+            f"task {task_id} cannot be exported while it waits for children: wait until they have ended"
+        )
 
 
 async def close_source(producer: Producer, exported: ExportedTask) -> bool:

@@ -253,7 +253,16 @@ def _aimed_at(commands: Sequence[str], random: Random, fault: _Draw) -> list[Fau
     return [replace(one, kind="cut") if one.on == "answer" and one.kind in sent else one for one in found]
 
 
-_OF_WAITS: Final = ("write_checkpoint", "write_checkpoint", "park", "park", "answer", "answer", "claim_token", "promote")
+_OF_WAITS: Final = (
+    "write_checkpoint",
+    "write_checkpoint",
+    "park",
+    "park",
+    "answer",
+    "answer",
+    "claim_token",
+    "promote",
+)
 _OF_CHILDREN: Final = (
     *("add_children", "enqueue_child", "confirm_launch", "notify_join", "notify_join", "notice_sent", "close_join"),
     *("finish", "finish", "bury", "park", "watch", "write_checkpoint", "cancel"),

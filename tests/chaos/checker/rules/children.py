@@ -50,10 +50,7 @@ def _check_doubled(history: History, spot: str, children: list[Task]) -> Iterato
     parent = history.tasks.get(spot.rpartition("/")[0])
     children.sort(key=lambda task: task.births[0].at)
     failed = 0 if parent is None else sum(run.failed for run in parent.runs)
-    lost = sum(
-        history.lost(earlier.births[0].at, later.births[0].at)
-        for earlier, later in pairwise(children)
-    )
+    lost = sum(history.lost(earlier.births[0].at, later.births[0].at) for earlier, later in pairwise(children))
     if len(children) > 1 + failed + lost:
         what = f"spot {spot} has {len(children)} children, and {failed} attempts of its parent have failed"
         yield Violation("child doubled", what, tuple(line for child in children for line in _lines(child)[:3]))
