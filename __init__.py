@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .worker.app import App
     from .worker.context import Context, current_context
     from .worker.durable.ended_task import EndedTask
+    from .worker.durable.first import First
     from .worker.durable.journal.event import Event
     from .worker.durable.journal.handoff.document import Handoff
     from .worker.durable.journal.resumption import Resumption
@@ -91,6 +92,7 @@ __all__ = [
     "Ephemeral",
     "Event",
     "FileConflict",
+    "First",
     "HandOffRefused",
     "Handoff",
     "Identity",
@@ -165,6 +167,7 @@ _HOMES = {
     "Ephemeral": ".worker.agents.journal.state",
     "Event": ".worker.durable.journal.event",
     "FileConflict": ".worker.errors",
+    "First": ".worker.durable.first",
     "HandOffRefused": ".queues.errors",
     "Handoff": ".worker.durable.journal.handoff.document",
     "HashingEmbedder": ".worker.memory.embedders",  # for PERDURE_EMBEDDER; public in perdure.memory

@@ -191,15 +191,17 @@ async def send_message(
 async def _expected_sender(gateway: Gateway, partition: Partition, task_id: str) -> str:
     """Return the sender for which a parked task waits; empty if it takes any, or if this user may not read its log.
 
-    A task has one wait at a time, which its log says before the task is parked.
+    Its log says what it waits for before the task is parked. If several calls wait, this knows none of their senders.
     """
     try:
         events = await read_last_events(gateway, partition, task_id, _LATEST)
     except Refused:
         return ""
-    waiting = next((event for event in events if event.type == "waiting"), None)
-    data = waiting.data if waiting is not None and isinstance(waiting.data, dict) else {}
-    return str(data.get("on") or "") if data.get("what") == "message" else ""
+    waits = [event for event in events if event.type in ("waiting", "waited", "received", "answered")]
+    data = [event.data if isinstance(event.data, dict) else {} for event in waits[:2] if event.type == "waiting"]
+    if len(data) != 1 or data[0].get("what") != "message":
+        return ""
+    return str(data[0].get("on") or "")
 
 
 def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -> bytes:

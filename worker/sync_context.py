@@ -16,9 +16,10 @@ from .durable.step_caller import StepCaller
 from .durable.steps.current import check_name
 from .durable.sync.blocking import Blocking, blocking
 from .durable.sync.session import ThreadSession, call_in_loop, current_session
-from .errors import TaskDefinitionError
+from .errors import StepDefinitionError, TaskDefinitionError
 
 if TYPE_CHECKING:
+    from .durable.first import First
     from .durable.saga import Saga
     from .sync_parts import SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace
 
@@ -229,6 +230,24 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
 
         while (found := call_in_loop(following))[0]:
             yield found[1]
+
+    def first(self, /, **branches: Callable[[], Any]) -> First[Any]:
+        """Return the name and the value of the branch that ends first, and cancel the others. See `Context.first`.
+
+        Args:
+            branches: functions without arguments, such as `lambda: ctx.sleep(60)`. Each is called in a thread of its
+                own. A branch that has lost is cut off in its next call of the context.
+        """
+        session = current_session()
+        for name, branch in branches.items():
+            if not callable(branch):
+                raise StepDefinitionError(
+                    f"branch {name!r} must be a function, such as lambda: ctx.sleep(60), got {branch!r}"
+                )
+        found: First[Any] = call_in_loop(
+            lambda: self._wrapped.first(**{name: session.branch(branch) for name, branch in branches.items()})
+        )
+        return found
 
     @contextmanager
     def saga(self) -> Iterator[SyncSaga]:

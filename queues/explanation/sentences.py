@@ -10,6 +10,7 @@ from ..catalog import CatalogTask
 from ..defaults import MAX_SECONDS
 from ..delivery.lost_tasks import Place
 from ..doubts import Doubt, undecided
+from ..event_log import TaskEvent
 from ..inbox import InboxMessage
 from ..keys import RELEASED, SUSPECTS, is_reserved
 from ..presence import WorkerInfo
@@ -209,9 +210,9 @@ def _scheduled(facts: Facts) -> _Said:
 
 def _waiting(facts: Facts) -> _Said:
     record, now = facts.record, facts.now
-    event = next((one for one in facts.events if one.type == "waiting"), None)
-    data = event.data if event is not None and isinstance(event.data, dict) else {}
-    what, on, why = record.waits or "something", data.get("on") or None, data.get("why") or None
+    what = record.waits or "something"
+    event, data = _wait_started(facts.events, what)
+    on, why = data.get("on") or None, data.get("why") or None
     since = None if event is None else event.at
     until = None if record.due_at is None or record.due_at > MAX_SECONDS * 500 else record.due_at
     if what.startswith("version"):
@@ -255,6 +256,14 @@ def _waiting(facts: Facts) -> _Said:
     elif what == "confirmation":
         remedy = f"let it continue: perdure task correct {record.id} --continue; --field PATH=VALUE corrects its state"
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
+
+
+def _wait_started(events: Sequence[TaskEvent], what: str) -> tuple[TaskEvent | None, dict[str, Any]]:
+    """Return the latest event that says what a task waits for, with its data. Of several waits, a sleep says least."""
+    found = [one for one in events if one.type == "waiting" and isinstance(one.data, dict)]
+    telling = [one for one in found if " or " in what and one.data.get("what") != "time"]
+    event = next(iter(telling or found), None)
+    return event, {} if event is None else event.data
 
 
 def _asleep(facts: Facts, since: int | None, until: int | None) -> _Said:

@@ -34,6 +34,7 @@ NAMES = {
     "Ephemeral",
     "Event",
     "FileConflict",
+    "First",
     "HandOffRefused",
     "Handoff",
     "Identity",

@@ -140,6 +140,19 @@ def time_before_the_message(app: App, world: Journal) -> Task[Any, Any]:
     return work
 
 
+@handler(races=True, answers=[("ada", "yes")], expects=["mail", "yes"])
+def message_before_the_time_in_threads(app: App, world: Journal) -> Task[Any, Any]:
+    @app.task(retry=RETRY)
+    def work(ctx: SyncContext) -> list[Any]:
+        def mail() -> str:
+            [message] = ctx.inbox(wait=7200, limit=1)
+            return ctx.step("take", _echo, message.content)
+
+        return list(ctx.first(late=lambda: ctx.sleep(3600), mail=mail))
+
+    return work
+
+
 def _settled_for_one(effects: Counter[str]) -> str:
     settled = [name for name in effects if name.startswith("settle ")]
     return "" if len(settled) == 1 else f"settled for {settled}"

@@ -63,7 +63,6 @@ class Run(HandlerTask):
         failures: failures of steps from which nothing has followed yet, by key (`steps/failures.py`); None without any.
         files: the files that are saved with its steps, None if nothing has used the workspace.
         host: what the runs of a worker share.
-        on_stop_request: called by `request_stop`, None until the run waits in memory.
     """
 
     __slots__ = (
@@ -93,7 +92,6 @@ class Run(HandlerTask):
         "host",
         "id",
         "keys",
-        "on_stop_request",
         "payload_limit",
         "redact",
         "resumption",
@@ -147,7 +145,6 @@ class Run(HandlerTask):
         self.files: StepFiles | None = None
         self._extras: Extras | None = None
         self.retry: Retry | None = None
-        self.on_stop_request: Callable[[], None] | None = None
         self.failures: dict[str, Any] | None = None
         self._observers: tuple[RunObserver, ...] = ()
         self._recorder: CheckpointWriter | None = None
@@ -403,8 +400,6 @@ class Run(HandlerTask):
     def request_stop(self) -> None:
         """Request the run to stop at its next step boundary."""
         self.stopping = True
-        if self.on_stop_request is not None:
-            self.on_stop_request()
 
     def step_began(self, key: str, digest: str = "") -> None:
         """Note that a step runs. digest: see `_note_step`."""

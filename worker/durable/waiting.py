@@ -257,7 +257,6 @@ class WaitBoard:
         self._quiet_since = self._looked = RUNTIME.monotonic()
         self._news: asyncio.Queue[bytes] = asyncio.Queue()
         self._watcher: asyncio.Task[None] | None = None
-        run.on_stop_request = self._wake_watcher
 
     async def read_time(self) -> int:
         """Return the time of Redis in milliseconds."""
@@ -318,7 +317,9 @@ class WaitBoard:
         finally:
             del self._waiters[name]
             run.wait_ended(name)
-            self._wake_watcher()
+            if not self._waiters and self._watcher is not None:
+                self._watcher.cancel()
+                self._end_watcher()
 
     async def _look(self, condition: Condition) -> Any:
         """Return the value of a condition, `TIMED_OUT` or `OPEN`. The time is read first: a value until then counts."""
@@ -342,7 +343,7 @@ class WaitBoard:
         run, conditions = self._run, self._conditions()
         if not conditions or len(conditions) < len(self._waiters) or not run.may_park or not self._is_long(conditions):
             return False
-        return run.stopping or RUNTIME.monotonic() - self._quiet_since >= self.park_after
+        return RUNTIME.monotonic() - self._quiet_since >= self.park_after
 
     def _reason(self, conditions: Sequence[Condition]) -> ParkReason:
         ends = [condition.until for condition in conditions if condition.until is not None]
@@ -362,10 +363,8 @@ class WaitBoard:
     # watching
 
     def _wake_watcher(self) -> None:
-        """Let the watcher see a new wait or the end of one; start it with the first one."""
+        """Let the watcher see a new wait; start it with the first one."""
         if self._watcher is None or self._watcher.done():
-            if not self._waiters:
-                return
             self._watcher = asyncio.create_task(self._watch(), name="perdure waits")
             self._run.wait_began(_WATCHER, self._watcher)
         if self._news.empty():
@@ -391,8 +390,13 @@ class WaitBoard:
                 if not waiter.future.done():
                     waiter.future.set_exception(error)
         finally:
-            self._news, self._watcher = asyncio.Queue(), None
-            self._run.wait_ended(_WATCHER)
+            if self._watcher is asyncio.current_task():
+                self._end_watcher()
+
+    def _end_watcher(self) -> None:
+        """Forget the watcher: the next wait starts another one."""
+        self._news, self._watcher = asyncio.Queue(), None
+        self._run.wait_ended(_WATCHER)
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         """Subscribe to the record's channel; in unit tests, where nothing listens, looks are repeated only."""
@@ -469,8 +473,12 @@ class WaitBoard:
         """Note whether a call of the context has started or ended since the last look."""
         run = self._run
         activity = (run.active, run.last_entry, run.calls_ended, self._number)
-        if activity != self._activity or run.steps_in_flight or run.calls:
-            self._activity, self._quiet_since = activity, RUNTIME.monotonic()
+        busy = bool(run.steps_in_flight or run.calls)
+        if busy or activity != self._activity:
+            self._quiet_since = RUNTIME.monotonic()
+        if not busy:  # a run that waits is not idle
+            run.touch()
+        self._activity = (run.active, *activity[1:])
 
 
 async def _enter(stack: AsyncExitStack, shared: SharedNotifications, channel: str) -> asyncio.Queue[bytes]:

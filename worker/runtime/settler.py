@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -33,7 +33,7 @@ from ...queues.transport.pipelining import Argument
 from ..durable.attempt_end import checkpoint_changes
 from ..durable.ended_task import cleanup_message
 from ..durable.run import Run
-from ..durable.stop_reasons import STOP_RULES, StopReason
+from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason
 from ..errors import InvalidArguments, UnknownTask
 from ..log import FirstOfEach, log_wait, logger
 from ..registry import Registry
@@ -132,11 +132,8 @@ class Settler:
         last = run.last_entry
         bound = logger.bind(task=run.envelope.task, id=task_id)
         if isinstance(outcome, Park):
-            delay, waits, conditions = outcome.parked.delay, outcome.parked.waits, outcome.parked.conditions
-            bound.debug("parked: it waits for {}", waits)
-            return lambda: park(
-                gateway, delivery, task_id, counters, delay=delay, waits=waits, conditions=conditions, entries=last
-            )
+            bound.debug("parked: it waits for {}", outcome.parked.waits)
+            return partial(self._park, run, outcome.parked, counters, last)
         if isinstance(outcome, AwaitVersion):
             needed, limit, task = outcome.needed, outcome.limit, outcome.task
             known = None if task is None else counters
@@ -158,6 +155,12 @@ class Settler:
         return lambda: reschedule(
             gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last, changes=changes
         )
+
+    def _park(self, run: Run, parked: ParkReason, counters: Counters, last: int) -> Awaitable[None]:
+        """Park the task. The time since the run was stopped, such as that of an outage, counts for its delay."""
+        delay = max(0.0, parked.delay - (RUNTIME.monotonic() - run.ended_at))
+        given: dict[str, Any] = {"delay": delay, "waits": parked.waits, "conditions": parked.conditions}
+        return park(self._gateway, run.delivery, run.id, counters, **given, entries=last)
 
     def _result_ttl(self, run: Run) -> float:
         task = self._registry.of(run.envelope)

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from perdure import App, Context, Retry, TaskHandle
+from perdure import App, Context, Retry, SyncContext, TaskHandle
 from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.errors import StepDefinitionError, StepOutsideTask
 from perdure.worker.settings import Settings
@@ -280,6 +280,44 @@ async def test_concurrent_calls_keep_their_records(app: App) -> None:
     async with running_worker(app):
         handle = await races.enqueue()
         assert sorted(await bounded(handle.result())) == ["left", "right"]
+
+
+async def test_branches_of_a_plain_function(app: App) -> None:
+    """Each has a thread of its own. The one that lost is cut off in its next call."""
+    runs: list[str] = []
+    cut: list[str] = []
+
+    @app.task(retry=AT_ONCE)
+    def waits(ctx: SyncContext) -> list[Any]:
+        runs.append("run")
+
+        def late() -> None:
+            try:
+                ctx.sleep(3600)
+            except BaseException as error:
+                cut.append(type(error).__name__)
+                raise
+
+        def mail() -> str:
+            [message] = ctx.inbox(wait=7200)
+            return ctx.step("take", value, message.content)
+
+        with pytest.raises(StepDefinitionError, match="branch 'late' must be a function"):
+            ctx.first(late=5)  # type: ignore[arg-type]
+        found = ctx.first(late=late, mail=mail)
+        if len(runs) == 2:
+            raise ValueError("once more")
+        return [*found, ctx.step("end", value, "end")]
+
+    async with running_worker(app):
+        handle = await waits.enqueue()
+        await parked(handle)
+        await handle.send("now")
+        assert await bounded(handle.result()) == ["mail", "now", "end"]
+    assert len(runs) == 3
+    assert cut == ["CancelledError", "CancelledError"]
+    steps = [key for key in await recorded_steps(app, handle) if key != "s:#handoff"]
+    assert sorted(steps) == ["d:#first", "d:end", "d:first/mail/#inbox", "d:first/mail/take"]
 
 
 async def test_a_wrong_call_is_refused(app: App) -> None:

@@ -94,6 +94,10 @@ class ThreadSession(Generic[C]):
             context = copy_context()
             self._to_thread.put(lambda: context.run(self._call, function))
             return await self._serve()
+        return await self.branch(function)
+
+    async def branch(self, function: Callable[[], Any]) -> Any:
+        """Call a function in a thread of its own, and make its calls in the asyncio task that awaits this."""
         inner = ThreadSession(self._threads, self._keys, self.context)
         return await inner._run(self._threads.run_step(partial(inner._main, function)))
 
