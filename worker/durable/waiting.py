@@ -317,6 +317,7 @@ class WaitBoard:
         finally:
             del self._waiters[name]
             run.wait_ended(name)
+            run.touch()
             if not self._waiters and self._watcher is not None:
                 self._watcher.cancel()
                 self._end_watcher()
@@ -476,8 +477,8 @@ class WaitBoard:
         busy = bool(run.steps_in_flight or run.calls)
         if busy or activity != self._activity:
             self._quiet_since = RUNTIME.monotonic()
-        if not busy:  # a run that waits is not idle
-            run.touch()
+        if not busy:
+            run.active = RUNTIME.monotonic() + self._pause()  # a run that waits is not idle
         self._activity = (run.active, *activity[1:])
 
 

@@ -12,8 +12,12 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Retry, State, SyncContext, TaskHandle, Worker
+from perdure.queues.delivery import settlement
+from perdure.queues.delivery.step_pages import PAGE
+from perdure.queues.errors import Unavailable
 from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.errors import StepOutsideTask
+from perdure.worker.runtime import settler
 from perdure.worker.settings import Settings
 
 from tests.support.workers import bounded, history, pending, redis_command, running_worker, wait_until, work_off
@@ -306,3 +310,65 @@ async def test_a_step_cannot_sleep(app: App) -> None:
 
 async def _count(handle: TaskHandle[Any], kind: str, number: int) -> bool:
     return (await types(handle)).count(kind) == number
+
+
+@pytest.mark.parametrize("where", ["handler", "branch", "branch with another duration"])
+async def test_a_sleep_is_found_in_a_large_checkpoint(app: App, where: str) -> None:
+    """The pages of records are read when they are asked for; a sleep of an earlier run must not start again."""
+    ends: list[int] = []
+
+    @app.task
+    async def sleeps(ctx: Context) -> None:
+        for number in range(4 * PAGE):
+            await ctx.options(durability="async").step("page", str, number)
+
+        async def nap(seconds: float) -> None:
+            await ctx.sleep(seconds)
+
+        first = 0.2 if where.endswith("duration") else 0.3
+        await (nap(0.3) if where == "handler" else asyncio.gather(nap(first), nap(0.3)))
+
+    async with running_worker(app):
+        handle = await sleeps.enqueue()
+        await bounded(handle.result())
+        ends += [event.data["until"] for event in await history(handle) if event.type == "waiting"]
+    assert len(ends) == (1 if where == "handler" else 2)
+
+
+async def test_a_run_that_waits_in_memory_is_not_idle(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WaitBoard, "park_after", 1.5)
+
+    @app.task(idle_timeout=0.5, retry=None)
+    async def sleeps(ctx: Context) -> str:
+        await asyncio.gather(ctx.sleep(1.2), ctx.sleep(1.3))
+        return "done"
+
+    handle = await sleeps.enqueue()
+    await work_off(app)
+    assert await bounded(handle.result()) == "done"
+
+
+async def test_the_time_of_an_outage_counts_for_a_sleep(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that could not be parked at once is due when its sleep ends, and not later."""
+    settle, tries = settlement.park, 0
+
+    async def unavailable(*args: Any, **options: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            await anyio.sleep(0.5)
+            raise Unavailable("no server")
+        delays.append(options["delay"])
+        await settle(*args, **options)
+
+    delays: list[float] = []
+    monkeypatch.setattr(settler, "park", unavailable)
+
+    @app.task
+    async def sleeps(ctx: Context) -> None:
+        await ctx.sleep(60)
+
+    async with running_worker(app):
+        handle = await sleeps.enqueue()
+        await asleep(handle)
+    assert 50 < delays[0] < 59.6
