@@ -149,7 +149,7 @@ def agent_that_asks_in_each_step(app: App, world: Journal) -> Task[Any, Any]:
             return [PlanStep(key=key, title=key) for key in ("a", "b")]
 
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
-            answer = await ctx.wait_for("approval", str, who="ada")
+            answer = await ctx.wait_for("approval", str, who="ada", why=step.key)
             return await ctx.step("act", act, answer)
 
         async def finish(self, ctx: Context, state: AgentState) -> Any:

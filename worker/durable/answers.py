@@ -503,12 +503,26 @@ class Wait(Generic[T]):
                 call.asked,
             )
             dropped = forget_steps([self._key], run.history)
+            for key in self._later():  # their questions followed from an answer to this one
+                wait = wait_id(key)
+                dropped += [*forget_steps([key], run.history), closing(run.id, wait)]
+                dropped.append(run.next_entry(Waited(closed=True, wait=wait)))
         event = WaitStarted(
             what="answer", on=call.who, why=call.why, withdrawn=withdrawn, wait=self.id, until=self._until
         )
         await run.recorder.put(*dropped, self._saved(), self._opening(), run.next_entry(event), wait=True)
         run.touch()
         await self._claim()
+
+    def _later(self) -> list[str]:
+        """Return the keys of the open waits of this name that an earlier run opened after this one."""
+        run, (name, _, number) = self._run, self._key.partition(f"{RECORDS}{self._call.name}")
+        first, found = int(number[1:] or 1), []
+        for key in run.history.saved:
+            scope, mark, tail = key.partition(f"{RECORDS}{self._call.name}#")
+            if mark and scope == name and tail.isdigit() and int(tail) > first and not run.keys.is_given(key):
+                found.append(key)
+        return found
 
     async def _open_again(self, *events: Event) -> None:
         """Open the same wait again, without its answer."""

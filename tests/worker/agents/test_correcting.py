@@ -168,7 +168,7 @@ async def test_a_waiting_agent_is_woken_and_its_question_stays_open(app: App) ->
     await work_off(app)
     assert len(await logged(handle, "corrected")) == 1
     assert (await handle.status()).value == "waiting"
-    await handle.send("the Grand", sender="ada")
+    await handle.answer("question", "the Grand", by="ada")
     await work_off(app)
     assert (await bounded(handle.result()))["results"] == {"book": "the Grand in Bern", "pay": "Bern"}
 

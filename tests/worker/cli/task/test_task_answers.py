@@ -72,8 +72,8 @@ def test_questions_are_listed_and_answered(work: Any) -> None:
     assert call("task", "answer", first, "amount", "3").code == 0
     call("task", "answer", second, "approval", '{"approved": false}')
     work()
-    assert call("task", "result", first).out == "[\n  true,\n  3\n]\n"
-    assert call("task", "result", second).out == "[\n  false,\n  7\n]\n"
+    assert call("task", "result", first).out == "[true,3]\n"
+    assert call("task", "result", second).out == "[false,7]\n"
     assert call("task", "waiting").err == "perdure: no task waits for an answer\n"
 
 

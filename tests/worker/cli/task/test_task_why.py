@@ -139,7 +139,7 @@ def test_a_parked_task_says_what_it_waits_for(work: Any) -> None:
     assert (found["state"], found["cause"], found["waits_on"]) == ("waiting", "answer", "finance")
     assert found["sentence"].startswith("it has been waiting for an answer to 'question' by finance since ")
     assert "(over 1000)" in found["sentence"]
-    assert found["remedy"] == f"answer: perdure task send {task_id} TEXT --from finance"
+    assert found["remedy"] == f"answer: perdure task answer {task_id} question JSON"
     assert [one["id"] for one in call("task", "list", "--state", "waiting", "--json").json] == [task_id]
 
 
