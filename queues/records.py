@@ -82,6 +82,7 @@ class Record:
         waits: What the task waits for while it is parked, such as "message".
         reported, reported_at: Progress that its handler reported last, possibly encrypted, and when; see `progress`.
         unused: Upper bound of the messages in its inbox. Of a task that has succeeded: those that it left unread.
+        unused_answers: Answers that came early, and that no wait had used when the task ended.
         handed_to: Id of its successor.
         secrets: Paths of its secret arguments, as its producer marked them.
         masked: Further paths that are masked for display, since the definition of the task marks them.
@@ -121,6 +122,7 @@ class Record:
     reported: bytes | None = field(default=None, repr=False)
     reported_at: int | None = None
     unused: int = 0
+    unused_answers: int = 0
     handed_to: str | None = None
     problem: str | None = None
     secrets: SecretPaths = ()
@@ -190,6 +192,7 @@ class Record:
         if (progress := self.shown_progress()) is not None:
             shown["progress"] = progress.summary()
         more = {"waits": self.waits, "handed_to": self.handed_to, "unused": self.unused, "key": self.key}
+        more["unused_answers"] = self.unused_answers
         if self.problem is not None:
             shown["problem"] = self.problem
         return shown | {name: value for name, value in (more | {"tags": list(self.tags)}).items() if value}
@@ -240,7 +243,7 @@ _FIELDS: Final = (
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
     *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
-    *(b"progress", b"progress_at", b"unread", b"crash", b"returned"),
+    *(b"progress", b"progress_at", b"unread", b"unused_answers", b"crash", b"returned"),
 )
 """Fields that are read."""
 
@@ -409,6 +412,7 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
         waits=_text(fields, b"waits") if state is State.WAITING else None,
         handed_to=_text(fields, b"handed_to"),
         unused=row.unused or _number(fields, b"unread") or 0,
+        unused_answers=_number(fields, b"unused_answers") or 0,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
         key=envelope.key if envelope else None,
         app=envelope.app if envelope else _text(fields, b"app"),

@@ -107,6 +107,11 @@ def wait_name(wait: str) -> str:
     return wait.rpartition("/")[2].partition("#")[0]
 
 
+def is_wait_field(name: str) -> bool:
+    """Return whether a field of an inbox is of waits and answers."""
+    return name[:2] in ("w:", "a:", "e:", "c:") or name in ("open", "early")
+
+
 def answer_digest(answer_id: str) -> str:
     """Return the digest of an answer's id, by which a repeated answer is known."""
     return hashlib.blake2b(answer_id.encode(), digest_size=12).hexdigest()

@@ -1,4 +1,4 @@
--- include: fence, inbox, retention, on_end, watched
+-- include: fence, inbox, waits, retention, on_end, watched
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any, then the
 --       record of its clean-up task if it has one, then the outbox if ARGV has the retentions at its end
@@ -11,7 +11,8 @@
 --          with the outbox; 3 settled, and its notice is in the outbox; -1 - N refused, see gap
 -- Atomic: stores the outcome, acknowledges and deletes the message, sets the retention, enqueues the clean-up task, and
 -- puts the notice for watchers into the outbox.
--- If the task succeeds, field `unread` is the number of messages that no run has read, unless a successor gets them:
+-- Field `unused_answers` is the number of answers that came early and no wait has used. If the task succeeds, field
+-- `unread` is the number of messages that no run has read, unless a successor gets them:
 -- after this, none is accepted.
 local function unread(inbox)
   local used, sent = inbox_counts(inbox, 1000)
@@ -50,6 +51,10 @@ redis.call('PEXPIRE', KEYS[6], 2592000000)
 if kept then
   if left and left > 0 then
     redis.call('HSET', KEYS[2], 'unread', left)
+  end
+  local early = early_counts(KEYS[3])
+  if early > 0 then
+    redis.call('HSET', KEYS[2], 'unused_answers', early)
   end
   redis.call('DEL', KEYS[4])
   redis.call('PEXPIRE', KEYS[3], ARGV[11])

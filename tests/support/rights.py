@@ -49,6 +49,11 @@ async def reads(ctx: Context) -> str:
     return str(first.content)
 
 
+@app.task
+async def asks(ctx: Context) -> bool:
+    return await ctx.wait_for("approval", bool, token=f"token {ctx.task_id}")
+
+
 @app.agent(name="echo")
 class Echo(Agent[AgentState]):
     async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
@@ -246,6 +251,40 @@ def _send(stage: Stage, role: str) -> None:
         assert stage.cli("task", "result", handle.id, "--timeout", "30").strip() == '"yes"'
 
 
+def _answer(stage: Stage, role: str) -> None:
+    """Answer questions by name, by token and through the command line."""
+
+    async def asked(producer: Producer) -> TaskHandle[Any]:
+        handle = await producer.enqueue("asks", queue="stage")
+        while (await handle.status()) is not State.WAITING:  # noqa: ASYNC110 - a process of its own
+            await asyncio.sleep(0.02)
+        return handle
+
+    async def by_name(producer: Producer) -> None:
+        handle = await asked(producer)
+        assert [wait.id for wait in await handle.waits()] == ["approval"]
+        await handle.answer("approval", True)
+        assert await handle.result(BOUND) is True
+
+    async def by_token(producer: Producer) -> None:
+        handle = await producer.find(waiting.id)
+        assert handle is not None
+        await producer.answer(f"token {waiting.id}", False)
+        assert await handle.result(BOUND) is False
+
+    if role == V:
+        late = stage.api(O, asked)
+        try:
+            stage.cli("task", "answer", late.id, "approval", "true")
+        finally:
+            stage.api(O, lambda producer: producer.answer(f"token {late.id}", True))
+    waiting = stage.api(O, asked)
+    stage.api(role, by_token)
+    stage.api(role, by_name)
+    handle = stage.api(O, asked)
+    assert stage.cli("task", "answer", handle.id, "approval", "true").strip() == handle.id
+
+
 def _cancel(stage: Stage, role: str) -> None:
     """Cancel tasks that wait, through the API and the command line."""
 
@@ -339,6 +378,12 @@ ACTS: Final = (
         SENDERS,
         _cancel,
     ),
+    Act(
+        "answer questions of tasks: `handle.answer`, `app.answer` by token, `handle.waits`, `perdure task answer`",
+        SENDERS,
+        _answer,
+    ),
+    Act("list the questions of all tasks: `perdure task waiting`", INSIDERS, _lists(("task", "waiting"))),
     Act("talk in sessions: `session.send`, `perdure session send`", SENDERS, _session),
     Act("read sessions: `perdure session show`", ALL, _read_session),
     Act(

@@ -135,6 +135,7 @@ async def test_a_wait_that_shows_something_takes_no_early_answer(app: App) -> No
         assert (list(waits.early), waits.open[0].shown) == (["approval"], {"amount": 900})
         await handle.answer("approval", False)
         assert await bounded(handle.result()) is False
+        assert (await handle.record()).unused_answers == 1, "the end of the task reports it"
 
 
 async def test_an_answer_to_what_was_shown_before_is_void(app: App) -> None:

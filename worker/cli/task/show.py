@@ -68,6 +68,9 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "waits": _wait(explained, since),
             "due": None if _waits_forever(record) else Time(record.due_at),
             "inbox": f"{record.unused} unread" if record.unused else None,
+            "answers": f"{record.unused_answers} unused, see perdure task waiting {record.id}"
+            if record.unused_answers
+            else None,
             "finished": Time(record.finished_at),
             "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
             "worker": record.worker,
