@@ -272,18 +272,21 @@ async def add_children(
             if added < 0:
                 raise Refused(f"could not add children to join {place.group} of task {place.task_id}: Redis lost some")
             continue
-        _check_added(answer, place)
-        wanted = {name.decode() for name in answer[1:]}
+        wanted = _launched(answer, place)
         now = [child for child in children[added : added + len(chunk) // 2] if child.message.id in wanted]
         launched |= await launch_children(gateway, place, now)
         added += len(chunk) // 2
     return launched
 
 
-def _check_added(answer: Any, place: JoinPlace) -> None:
-    check_accepted(answer if isinstance(answer, int) else 1, place.task_id, "spawn")
+def _launched(answer: Any, place: JoinPlace) -> set[str]:
+    """Return the children to launch, from the answer of the script that adds them."""
+    if isinstance(answer, int):
+        check_accepted(answer, place.task_id, "spawn")
+        return set()
     if answer[0] == 0:
         raise Refused(f"could not add children to join {place.group} of task {place.task_id}: it was closed")
+    return {name.decode() for name in answer[1:]}
 
 
 def _check_place(place: JoinPlace, child: str) -> None:
@@ -422,7 +425,7 @@ async def watch_task(
     at = f"@{partition.queue} {partition.index} {task_id} watched"
     keys = [delivery.partition.ready, place.partition.record(place.task_id), *place.keys, place.partition.joins]
     answer = await _repeat(gateway, _ADD, keys, [*delivery.fence, *head, task_id, at])
-    _check_added(answer, place)
+    _launched(answer, place)
     watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, task_id)
     state = await retry_while_unavailable(partial(_watch, gateway, partition, task_id, watcher))
     if state == b"watched":
