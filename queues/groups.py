@@ -17,6 +17,9 @@ from .partitions.route import spread
 GroupErrors: TypeAlias = Literal["raise", "wait"]
 """What the failure of a task of a group means: the callback fails as well, or waits for the replay of the task."""
 
+DEFAULT_GROUP_LIMIT: Final = 50
+"""Tasks of a group that are open at once."""
+
 MAX_GROUP: Final = 100_000
 """Tasks of one group."""
 

@@ -25,6 +25,7 @@ from .envelope import (
     make_options,
 )
 from .errors import CatalogError, TaskNotFound
+from .groups import DEFAULT_GROUP_LIMIT, GroupErrors, GroupItem, check_group, encode_group
 from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
 from .inspection.views import find_task
@@ -192,6 +193,52 @@ class Producer:
             queue = listed.queue
         messages = _messages(_plain(task, app), many, key, listed)
         return await self.send(messages, queue=queue, delay=delay, durability=durability)
+
+    async def enqueue_group(
+        self,
+        task: str,
+        many: Iterable[Mapping[str, Any]],
+        *,
+        then: str,
+        arguments: Mapping[str, Any] | None = None,
+        queue: str | None = None,
+        then_queue: str | None = None,
+        app: str | None = None,
+        key: Key = None,
+        task_id: str | None = None,
+        limit: int = DEFAULT_GROUP_LIMIT,
+        errors: GroupErrors = "raise",
+    ) -> TaskHandle[Any]:
+        """Enqueue one task per set of arguments, and a callback that gets the list of their results first.
+
+        Returns the handle of the callback, whose children the tasks are.
+
+        Args:
+            then: Name of the callback's task.
+            arguments: Further arguments of the callback, by name.
+            queue, app: See `enqueue`. then_queue: that of the callback.
+            task_id: Id that the caller has chosen for the callback.
+            limit, errors: See `Task.enqueue_group`.
+        """
+        listed = None
+        if queue is None:
+            listed = await self._listed(task, app)
+            queue = listed.queue
+        if then_queue is None:
+            then_queue = (await self._listed(then, app)).queue
+        items: list[GroupItem] = []
+        for args in many:
+            data, secrets = encode_arguments(args)
+            if secrets:
+                raise ValueError(f"task {task!r}: the tasks of a group cannot have secret arguments")
+            if listed is not None:
+                listed.check(data)
+            items.append(GroupItem(data, key_of(key, args)))
+        check_group(items, limit, errors)
+        form = EnvelopeTemplate(task, app=app)
+        data = encode_group(form, queue, items, limit=limit, errors=errors, arguments=arguments or {})
+        message = EnvelopeTemplate(then, app=app, group=True).message(data, task_id=task_id)
+        return await self.send_one(message, queue=then_queue)
 
     async def enqueue_stream(
         self,

@@ -95,6 +95,7 @@ class SyncProducer:
 
     enqueue = blocking(Producer.enqueue, _run)
     find = blocking(Producer.find, _run)
+    enqueue_group = blocking(Producer.enqueue_group, _run)
     send_message = blocking(Producer.send_message, _run)
     answer = blocking(Producer.answer, _run)
     _enqueue_listed = blocking(Producer.enqueue_many, _run)

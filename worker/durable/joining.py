@@ -26,7 +26,7 @@ from ...queues.delivery.settlement import WakeCondition
 from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import TaskMessage, new_task_id
 from ...queues.errors import TaskCancelled, TaskFailed, TaskNotFound, TaskOutcome
-from ...queues.groups import Group, decode_group
+from ...queues.groups import DEFAULT_GROUP_LIMIT, Group, decode_group
 from ...queues.handle import TaskHandle, cancel_task
 from ...queues.joins import (
     ChildEnd,
@@ -80,7 +80,7 @@ Errors: TypeAlias = Literal["raise", "keep", "wait"]
 CHILDREN: Final = "#children"
 """Checkpoint key that says that the task has spawned children: a worker must cancel it. See cancel.lua."""
 
-DEFAULT_LIMIT: Final = 50
+DEFAULT_LIMIT: Final = DEFAULT_GROUP_LIMIT
 """Children of one call that are open at once."""
 
 MAX_DEPTH: Final = 16

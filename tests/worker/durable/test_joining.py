@@ -622,6 +622,10 @@ async def test_a_group_calls_back_with_its_results(app: App) -> None:
         running = await page.options(tags=["x"]).enqueue_group(range(5), then=report, limit=2, title="all")
         assert await bounded(running.result()) == "all 5 4 ()"
         assert ran == Counter(range(5))
+        named = await app.producer.enqueue_group(
+            "page", [{"number": 7}], then="report", arguments={"title": "named"}, queue="test", then_queue="test"
+        )
+        assert await bounded(named.result()) == "named 1 7 ()"
         empty = await page.enqueue_group([], then=report.options(tags=["b"]), title="none")
         with pytest.raises(TaskFailed):
             await bounded(empty.result())
