@@ -74,7 +74,11 @@ def duration(seconds: float, *, whole: bool = False) -> str:
     return f"{seconds / size:.{1 if seconds < 10 * size else 0}f} {unit}"
 
 
-_WAITED_FOR: Final = {"children": "its children", "time": "its time"}
+_WAITED_FOR: Final = {
+    "children": "its children",
+    "result": "the result of another task",
+    "time": "its time",
+}
 
 
 def waited_for(what: str) -> str:

@@ -230,12 +230,8 @@ def _waiting(facts: Facts) -> _Said:
         text = f"it is waiting because the files of its workspace could not be saved{reason}{again}"
         remedy = "do what the reason says: then it continues by itself"
         return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
-    if what == "time":
-        return _asleep(facts, since, until)
-    if facts.waits:
-        return _unanswered(facts, until)
-    if facts.joins:
-        return _joining(facts, what, since, until)
+    if (said := _of_calls(facts, what, since, until)) is not None:
+        return said
     things = "approval" if what == "approval" else waited_for(what)
     text = f"it {'is' if since is None else 'has been'} waiting for {things}"
     text += f" by {on}" if on else ""
@@ -275,6 +271,17 @@ def _asleep(facts: Facts, since: int | None, until: int | None) -> _Said:
     return _Said("time", text + unless_served(facts), None, since, until)
 
 
+def _of_calls(facts: Facts, what: str, since: int | None, until: int | None) -> _Said | None:
+    """Explain a task whose calls wait for its time, for answers or for other tasks; None if for anything else."""
+    if what == "time":
+        return _asleep(facts, since, until)
+    if facts.waits:
+        return _unanswered(facts, until)
+    if facts.joins and what in ("children", "result"):
+        return _joining(facts, what, until)
+    return None
+
+
 def _unanswered(facts: Facts, until: int | None) -> _Said:
     """Explain a task that waits for answers: the oldest open wait, and how many there are."""
     record, now = facts.record, facts.now
@@ -296,9 +303,10 @@ def _unanswered(facts: Facts, until: int | None) -> _Said:
     )
 
 
-def _joining(facts: Facts, what: str, since: int | None, until: int | None) -> _Said:
+def _joining(facts: Facts, what: str, until: int | None) -> _Said:
     """Explain a parked task that waits for other tasks."""
     now, joins = facts.now, facts.joins
+    since = next((event.at for event in facts.events if event.type == "children_spawned"), None)
     total, ended = sum(join.total for join in joins), sum(join.ended for join in joins)
     awaited = f"{counted(total, 'child', 'children')}, of which {ended} have ended"
     if what == "result":

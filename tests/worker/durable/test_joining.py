@@ -322,6 +322,9 @@ async def test_the_children_of_a_cancelled_parent_are_cancelled(app: App) -> Non
             return len(ids) == 2 and await running.status() is State.WAITING
 
         await wait_until(is_parked, "the parent waits")
+        why = await running.explain()
+        assert why.sentence.startswith("it has been waiting for 5 children, of which 0 have ended since ")
+        assert why.remedy in {f"see why it has not ended: perdure task why {task_id}" for task_id in ids}
         await running.cancel()
 
         async def are_cancelled() -> bool:
