@@ -15,7 +15,7 @@ from .envelope import EnvelopeTemplate, TaskMessage, check_task_id, encode_argum
 from .partitions.route import spread
 
 GroupErrors: TypeAlias = Literal["raise", "wait"]
-"""What the failure of a task of a group means: the callback fails as well, or waits for the replay of the task."""
+"""Effect of a task of a group that fails: the callback fails as well, or waits for the replay of the task."""
 
 DEFAULT_GROUP_LIMIT: Final = 50
 """Tasks of a group that are open at once."""

@@ -42,6 +42,7 @@ from .inbox import InboxMessage, Sent, read_inbox, send_correction, send_message
 from .inspection.views import find_task
 from .junk import report_once, shown_bytes
 from .keys import GROUP, RESERVED, Namespace, Partition
+from .open_joins import awaited_joins, stop_join
 from .partitions.route import registered_retention
 from .pubsub import TaskNotifications
 from .records import Progress, Record, State, read_record
@@ -630,24 +631,22 @@ async def _cancel(
         args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits)
         answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
     if answer == b"deferred" and b"join:" in wakes:
-        await _close_joins(gateway, partition, task_id, wakes.decode(), retention)
+        await _cancel_children(gateway, partition, task_id, wakes.decode(), retention)
     if answer == b"cancelled" and task_id.startswith("turn-"):
         await _end_turn(gateway, partition, task_id)
     return answer
 
 
-async def _close_joins(gateway: Gateway, partition: Partition, task_id: str, wakes: str, retention: float) -> None:
+async def _cancel_children(gateway: Gateway, partition: Partition, task_id: str, wakes: str, retention: float) -> None:
     """Cancel the children that a parent waits for, which may occupy the slots that its own end needs.
 
     Its worker cancels what is left, also if this caller dies or may not do so.
     """
-    from .joins import JoinPlace, close_join
-
-    for word in wakes.split():
-        kind, _, value = word.partition(":")
-        if kind == "join":
-            with suppress(DecryptionError, Refused):
-                await close_join(gateway, JoinPlace(partition, task_id, value.partition(":")[0]), retention=retention)
+    for group in awaited_joins(wakes):
+        with suppress(Refused):
+            for place, child in await stop_join(gateway, partition, task_id, group):
+                with suppress(TaskNotFound):
+                    await cancel_task(gateway, place, child, retention=retention)
 
 
 async def _request(gateway: Gateway, partition: Partition, task_id: str) -> State:

@@ -140,7 +140,7 @@ class Arguments:
             raise InvalidArguments(self._name, str(error)) from None
 
     def name_of_first(self) -> str:
-        """Return the name of the first argument. Raises `InvalidArguments` if there is none."""
+        """Return the name of the first argument. Raises `InvalidArguments` if it is missing."""
         if not self._in_order:
             raise InvalidArguments(self._name, "it must have an argument for the results of a group")
         return self._in_order[0]

@@ -82,7 +82,7 @@ from ..deadletter.error_text import error_text
 from ..queues.defaults import MAX_SECONDS
 from ..queues.doubts import failure_text, resolve_command
 from ..queues.durations import Moment, seconds_until
-from ..queues.errors import PerdureError, TaskOutcome
+from ..queues.errors import PerdureError, TaskCancelled, TaskFailed
 from ..queues.wording import shortened
 
 
@@ -175,7 +175,7 @@ class ChildFailed(TaskError):
     `TaskFailed` or `TaskCancelled` of the child.
     """
 
-    def __init__(self, task_id: str, error: TaskOutcome, number: int = 0) -> None:
+    def __init__(self, task_id: str, error: TaskFailed | TaskCancelled, number: int = 0) -> None:
         super().__init__(f"child {error}")
         self.task_id, self.error, self.number = task_id, error, number
 

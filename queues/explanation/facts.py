@@ -14,8 +14,8 @@ from ..errors import Refused
 from ..event_log import TaskEvent, opened_events
 from ..inbox import InboxMessage, read_inbox
 from ..inspection.views import QueueStats, partition_stats
-from ..joins import JoinPlace, JoinState, child_places, read_join
 from ..keys import Namespace, Partition
+from ..open_joins import JoinProgress, read_progress
 from ..presence import WorkerInfo, list_workers
 from ..records import Record, State, read_record
 from ..shared_config import load_config
@@ -28,9 +28,6 @@ T = TypeVar("T")
 
 _EVENTS: Final = 30
 """Last events of the log that are read."""
-
-_JOINS: Final = 20
-"""Joins of a parked task that are read."""
 
 _COUNTED: Final = 5_000
 """Fields of a checkpoint up to which its records are counted; above it, all fields count."""
@@ -59,7 +56,7 @@ class Facts:
         senders: Senders of its unread messages that can be read, if the task is parked.
         unreadable: Its unread messages that cannot be read, with their problem, if the task is parked.
         waits: Its open waits for answers, if the task is parked.
-        joins, open_child: Tasks that it waits for, if it is parked, and the id of one that has not ended.
+        joins: Joins that it waits for, if it is parked.
         place: Whether the task is where its record says, as one script has seen it; None if this user may not look.
     """
 
@@ -81,8 +78,7 @@ class Facts:
     place: Place | None = Place.SOUND
     unreadable: Sequence[InboxMessage] = ()
     waits: Sequence[OpenWait] = ()
-    joins: Sequence[JoinState] = ()
-    open_child: str | None = None
+    joins: Sequence[JoinProgress] = ()
 
 
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
@@ -131,27 +127,13 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         place[0] if place else None,
         [message for message in inbox or () if message.problem is not None],
         await _open_waits(gateway, partition, task_id) if parked and "answer" in (record.waits or "") else (),
-        *(await _allowed(_joins(gateway, partition, task_id)) if parked else None) or ((), None),
+        await _allowed(read_progress(gateway, partition, task_id)) or () if parked else (),
     )
 
 
 async def _open_waits(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[OpenWait]:
     found = await _allowed(read_waits(gateway, partition, task_id))
     return () if found is None else found.open
-
-
-async def _joins(gateway: Gateway, partition: Partition, task_id: str) -> tuple[Sequence[JoinState], str | None]:
-    """Return the joins that a parked task waits for, and a task in them that has not ended."""
-    wakes = await gateway.command("HGET", partition.record(task_id), "wakes")
-    groups = [word.split(":")[1] for word in (wakes or b"").decode().split() if word.startswith("join:")]
-    places = [JoinPlace(partition, task_id, group) for group in groups[:_JOINS]]
-    found = [state for place in places if (state := await read_join(gateway, place)) is not None]
-    child: str | None = None
-    for place in places:
-        if child is None and (member := await gateway.command("SRANDMEMBER", place.keys[1])) is not None:
-            known = (await child_places(gateway, place, [member.decode()])).get(member.decode())
-            child = member.decode() if known is None else known.task_id
-    return found, child
 
 
 async def _unread(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[InboxMessage]:

@@ -308,6 +308,7 @@ def _joining(facts: Facts, what: str, until: int | None) -> _Said:
     now, joins = facts.now, facts.joins
     since = next((event.at for event in facts.events if event.type == "children_spawned"), None)
     total, ended = sum(join.total for join in joins), sum(join.ended for join in joins)
+    child = next((join.open for join in joins if join.open is not None), None)
     awaited = f"{counted(total, 'child', 'children')}, of which {ended} have ended"
     if what == "result":
         awaited = "the result of another task"
@@ -315,9 +316,9 @@ def _joining(facts: Facts, what: str, until: int | None) -> _Said:
     text += f" since {clock(since, now)}" if since is not None else ""
     if (failed := next((join.failed for join in joins if join.failed is not None), None)) is not None:
         text += f"; {failed} has failed"
-    elif facts.open_child is not None:
-        text += f"; one that has not: {facts.open_child}"
-    remedy = None if facts.open_child is None else f"see why it has not ended: perdure task why {facts.open_child}"
+    elif child is not None:
+        text += f"; one that has not: {child}"
+    remedy = None if child is None else f"see why it has not ended: perdure task why {child}"
     if until is not None and until <= now:
         cause, missing, start = (what, "a worker takes it next", None) if serving_workers(facts) else next_worker(facts)
         return _Said(cause, f"{text}; {missing}", start, since, until)

@@ -12,8 +12,8 @@ from perdure.queues.catalog import Catalog, CatalogTask
 from perdure.queues.delivery.lost_tasks import Place
 from perdure.queues.explanation.facts import Facts, published_lease
 from perdure.queues.explanation.sentences import REMEDIES, Explanation, explain_facts
-from perdure.queues.joins import JoinState
 from perdure.queues.keys import RELEASED, SUSPECTS
+from perdure.queues.open_joins import JoinProgress
 
 NOW = 1_763_836_000_000
 ERROR = {"error": "builtins.ValueError", "message": "no such file"}
@@ -302,12 +302,12 @@ def test_the_lease_is_that_of_the_workers_that_were_lost_if_no_other_is_there() 
 
 def test_a_parent_waits_for_its_children() -> None:
     parked = record(State.WAITING, waits="children", due_at=None)
-    joins = [JoinState(total=100, ended=37, open=50, todo=13)]
-    found = explain(parked, joins=joins, open_child="page-7")
+    joins = [JoinProgress(total=100, ended=37, open="page-7")]
+    found = explain(parked, joins=joins)
     assert found.cause == "children"
     assert found.sentence == "it is waiting for 100 children, of which 37 have ended; one that has not: page-7"
     assert found.remedy == "see why it has not ended: perdure task why page-7"
-    failed = [JoinState(total=3, ended=1, open=2, todo=0, failed="page-2")]
+    failed = [JoinProgress(total=3, ended=1, failed="page-2", open="page-3")]
     spawned = event("children_spawned", 600, {"count": 3})
     found = explain(replace(parked, due_at=NOW - 1), spawned, joins=failed)
     assert found.since == spawned.at
@@ -317,5 +317,5 @@ def test_a_parent_waits_for_its_children() -> None:
 
 def test_a_task_waits_for_the_result_of_another_one() -> None:
     parked = record(State.WAITING, waits="result", due_at=NOW + 60_000)
-    found = explain(parked, joins=[JoinState(total=1, ended=0, open=1, todo=0)], open_child="page-7")
+    found = explain(parked, joins=[JoinProgress(total=1, ended=0, open="page-7")])
     assert "waiting for the result of another task; one that has not: page-7" in found.sentence

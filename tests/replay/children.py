@@ -44,10 +44,8 @@ def spawned_and_joined(app: App, world: Journal) -> Task[Any, Any]:
     async def parent(ctx: Context) -> int:
         first = await ctx.spawn(page, 1)
         second = await ctx.spawn(page, 2)
-        total = await ctx.join(second)
-        total += await ctx.step("between", _echo, 1)
-        total += await ctx.join(first)
-        return total
+        between: int = await ctx.step("between", _echo, 1)
+        return await ctx.join(second) + between + await ctx.join(first)
 
     return parent
 
@@ -138,9 +136,10 @@ def children_in_branches(app: App, world: Journal) -> Task[Any, Any]:
         async def branch(number: int) -> int:
             with ctx.scope(f"branch-{number}"):
                 found = await ctx.gather(page, [number, number + 1])
-                return sum(found) + await ctx.step("one", _echo, 1)
+                one: int = await ctx.step("one", _echo, 1)
+                return sum(found) + one
 
-        return await asyncio.gather(branch(1), branch(3))
+        return list(await asyncio.gather(branch(1), branch(3)))
 
     return parent
 
@@ -156,7 +155,8 @@ def results_of_other_tasks(app: App, world: Journal) -> Task[Any, Any]:
     async def parent(ctx: Context) -> int:
         first = await page.enqueue(1)
         second = await ctx.step("start", start)
-        return await second.result() + await first.result()
+        total: int = await second.result() + await first.result()
+        return total
 
     return parent
 

@@ -25,7 +25,7 @@ from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.delivery.settlement import WakeCondition
 from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import TaskMessage, new_task_id
-from ...queues.errors import TaskCancelled, TaskFailed, TaskNotFound, TaskOutcome
+from ...queues.errors import TaskCancelled, TaskFailed, TaskNotFound
 from ...queues.groups import DEFAULT_GROUP_LIMIT, Group, decode_group
 from ...queues.handle import TaskHandle, cancel_task
 from ...queues.joins import (
@@ -75,7 +75,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Errors: TypeAlias = Literal["raise", "keep", "wait"]
-"""What the failure of a child means for the call that awaits it."""
+"""Effect of a child that fails on the call that awaits it."""
 
 CHILDREN: Final = "#children"
 """Checkpoint key that says that the task has spawned children: a worker must cancel it. See cancel.lua."""
@@ -93,7 +93,7 @@ TRACE_HEADERS: Final = ("traceparent", "tracestate", "baggage")
 """Headers that children have from their parent, so that they belong to its trace (W3C Trace Context)."""
 
 
-class Children(RunObserver):
+class SpawnedChildren(RunObserver):
     """The children of a run: the joins to close at its end, and what its calls need of each other.
 
     Attributes:
@@ -113,7 +113,7 @@ class Children(RunObserver):
             await close_all(run)
 
     @classmethod
-    def of(cls, run: Run) -> Children:
+    def of(cls, run: Run) -> SpawnedChildren:
         """Return that of a run, which is created at its first use."""
         found = run.observer(cls)
         if found is None:
@@ -248,7 +248,7 @@ def _spawned(run: Run, call: ChildCall, key: str, data: bytes) -> TaskHandle[Any
     """Return the handle of a child that was spawned from its record."""
     stored = orjson.loads(data)
     namespace, queue, index = stored["at"]
-    children = Children.of(run)
+    children = SpawnedChildren.of(run)
     children.groups.add(stored["group"])
     children.spawned[stored["id"]] = stored["group"], _open_key(key, stored["id"])
     return call.handle(stored["id"], Namespace(namespace).partition(queue, index))
@@ -259,7 +259,7 @@ async def join(run: Run, child: Any) -> Any:
     await check_call(run, JOIN, own=True)
     if not isinstance(child, TaskHandle):
         raise SpawnRefused(f"join needs the handle that ctx.spawn has returned, got {child!r}")
-    children = Children.of(run)
+    children = SpawnedChildren.of(run)
     if (spawned := children.spawned.get(child.id)) is None:
         raise SpawnRefused(
             f"could not join task {child.id}: this run has not spawned it; await handle.result() to wait for any task"
@@ -424,7 +424,7 @@ async def _await_result(run: Run, key: str, handle: TaskHandle[Any], timeout: fl
         saved = {"h": _ANY, "id": new_task_id(), "of": run.id, "until": until}
         await _save(run, key, saved)
     group = group_of(saved["id"])
-    Children.of(run).groups.add(group)
+    SpawnedChildren.of(run).groups.add(group)
     place = _place(run, group)
     watch = partial(watch_task, run.gateway, run.delivery, place, handle.partition, handle.id, life=_life(run))
     outcome: ChildOutcome | None
@@ -514,7 +514,7 @@ async def _open(run: Run, kind: str, call: GroupCall, items: Any, limit: int | N
             await _save(run, key, {"h": digest, "id": plan.id, "of": run.id, "n": len(children)}, event)
         finally:
             run.step_ended(key)
-    Children.of(run).groups.add(plan.group)
+    SpawnedChildren.of(run).groups.add(plan.group)
     return _Group(key, digest, plan, _place(run, plan.group))
 
 
@@ -543,7 +543,7 @@ async def _join_all(run: Run, group: _Group, errors: Errors) -> None:
 
 
 async def each_item(what: str, items: Any) -> AsyncGenerator[Any, None]:
-    """Yield the items of a list or a generator. Raises `SpawnRefused` if it is none, or has too many."""
+    """Yield the items of a list or a generator. Raises `SpawnRefused` if it is neither, or has too many."""
     _check_items(what, items)
     count = 0
     if isinstance(items, AsyncIterable):
@@ -645,7 +645,7 @@ async def _planned(run: Run, key: str, digest: str) -> _Plan:
     if (plan := _plan_of(run, key)) is None:
         plan = _Plan(new_task_id())
         await _save(run, key, {"h": digest, "id": plan.id, "of": run.id})
-    Children.of(run).groups.add(plan.group)
+    SpawnedChildren.of(run).groups.add(plan.group)
     return plan
 
 
@@ -750,12 +750,12 @@ async def _members(run: Run, place: JoinPlace) -> Sequence[bytes]:
 async def _close(run: Run, group: str) -> None:
     """Close the join of a call that is recorded."""
     await _retried(run, partial(close_join, run.gateway, _place(run, group), retention=_retention(run)))
-    Children.of(run).groups.discard(group)
+    SpawnedChildren.of(run).groups.discard(group)
 
 
 async def close_all(run: Run) -> None:
     """Close the joins of an attempt that has ended: open children are cancelled. What fails is left to the janitor."""
-    children = run.observer(Children)
+    children = run.observer(SpawnedChildren)
     groups = set() if children is None else set(children.groups)
     cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
     for key, value in run.history.saved.items():
@@ -833,7 +833,7 @@ def _failure(stored: Mapping[str, Any]) -> ChildFailed:
     return failed
 
 
-def _task_error(stored: Mapping[str, Any]) -> TaskOutcome:
+def _task_error(stored: Mapping[str, Any]) -> TaskFailed | TaskCancelled:
     child, state = stored["id"], stored["state"]
     if state == ChildEnd.DEAD:
         return TaskFailed(child, stored["why"] or "unknown", stored["error"])

@@ -443,7 +443,7 @@ async def test_bad_input(app: App) -> None:
     async def parent(ctx: Context) -> None:
         other = await child.enqueue(1)
         wrong: Any = ctx
-        calls = [
+        calls: list[Any] = [
             lambda: wrong.spawn(plain),
             lambda: wrong.spawn("child", 1),
             lambda: wrong.spawn(child),
@@ -564,7 +564,6 @@ async def test_a_step_of_an_agent_may_return_the_handle_of_a_task(app: App) -> N
         runs["search"] += 1
         return word.upper()
 
-    @app.agent
     class Researcher(Agent[AgentState]):
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
             return [PlanStep(key="first", title="search"), PlanStep(key="second", title="search again")]
@@ -576,7 +575,7 @@ async def test_a_step_of_an_agent_may_return_the_handle_of_a_task(app: App) -> N
             return dict(state.results)
 
     async with app, running_worker(app, concurrency=1):
-        running = await Researcher.enqueue("find it")
+        running = await app.agent(Researcher).enqueue("find it")
         assert await bounded(running.result()) == {"first": "FIRST", "second": "SECOND"}
         assert runs == {"search": 2}
 

@@ -8,7 +8,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from perdure import App, ChildFailed, Context, PerdureError, Retry, SyncContext, current_context, current_step
+from perdure import (
+    App,
+    ChildFailed,
+    Context,
+    PerdureError,
+    Retry,
+    SyncContext,
+    TaskFailed,
+    current_context,
+    current_step,
+)
 from perdure.testing import UnitContext, make_context
 from perdure.worker.errors import StepDefinitionError, StepOutsideTask, UnserialisableResult, WaitTimedOut
 from pydantic import ValidationError
@@ -172,6 +182,7 @@ async def test_the_handlers_of_children_are_called() -> None:
     first, second, failed, third = await report(ctx)
     assert [first, second, third] == [{"page": 1}, {"page": 2}, {"page": 3}]
     assert isinstance(failed, ChildFailed)
+    assert isinstance(failed.error, TaskFailed)
     assert (failed.number, failed.error.error["message"]) == (1, "no such page")
     assert ctx.spawned == [("page", {"number": number}) for number in (1, 2, 13, 3)]
     assert ctx.steps == {}, "the steps of children are their own"

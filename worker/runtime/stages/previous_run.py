@@ -22,7 +22,7 @@ from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ...durable.continuation import HANDING
 from ...durable.ended_task import ON_END
-from ...durable.joining import CHILDREN, Children
+from ...durable.joining import CHILDREN, SpawnedChildren
 from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, Why
 from ...durable.journal.resumption import Resumption
 from ...durable.journal.run_events import Resumed
@@ -62,7 +62,9 @@ class LoadHistory:
             confirm = partial(confirm_successor, self._gateway, namespace, source)
             await retry_while_unavailable(confirm, on_wait=log_wait(f"task {run.id}"))
         if CHILDREN in run.history.saved:
-            Children.of(run)  # closes their joins at the end of the attempt, whether the handler is called or not
+            SpawnedChildren.of(
+                run
+            )  # closes their joins at the end of the attempt, without the handler too
         if not run.history.cancel:
             return None
         cleans_up = run.envelope.on_end or ON_END in run.history.saved

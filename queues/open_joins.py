@@ -1,0 +1,67 @@
+"""Joins that are open, as operators and callers who cancel a parent see them. What a join is: see `joins.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from .keys import Namespace, Partition
+from .transport.gateway import Gateway
+from .transport.scripts import queue_script
+
+_CLOSE: Final = queue_script("close_join")
+
+_SHOWN: Final = 20
+"""Joins of a parked task that are read."""
+
+
+class JoinProgress(NamedTuple):
+    """How far a join is. failed: first child that died, if that ends the join. open: a child that has not ended."""
+
+    total: int
+    ended: int
+    failed: str | None = None
+    open: str | None = None
+
+
+def awaited_joins(wakes: str) -> list[str]:
+    """Return the names of the joins that a parked task waits for. wakes: that field of its record, see park.lua."""
+    return [word.split(":")[1] for word in wakes.split() if word.startswith("join:")]
+
+
+async def read_progress(gateway: Gateway, partition: Partition, task_id: str) -> list[JoinProgress]:
+    """Return the progress of the joins that a parked task waits for."""
+    wakes = await gateway.command("HGET", partition.record(task_id), "wakes")
+    found: list[JoinProgress] = []
+    for group in awaited_joins((wakes or b"").decode())[:_SHOWN]:
+        join, launched, _ = partition.join_keys(task_id, group)
+        known, child = await gateway.pipeline([("HMGET", join, "total", "ended", "failed"), ("SRANDMEMBER", launched)])
+        total, ended, failed = known
+        if total is None:
+            continue
+        place = None if child is None else await gateway.command("HGET", join, f"p:{child.decode()}")
+        open_child = child if place is None else place.split(b" ")[2]
+        found.append(JoinProgress(int(total), int(ended or 0), *(one and one.decode() for one in (failed, open_child))))
+    return found
+
+
+async def stop_join(
+    gateway: Gateway, partition: Partition, task_id: str, group: str
+) -> Sequence[tuple[Partition, str]]:
+    """Let a join launch nothing more. Return its open children, which the parent has spawned and which were launched.
+
+    The parent, or a janitor, closes the join later.
+    """
+    join, launched, waiting = partition.join_keys(task_id, group)
+    if not await gateway.run(_CLOSE, [join, launched, waiting, partition.joins], [f"{task_id}:{group}", "0"]):
+        return ()
+    children = await gateway.command("SMEMBERS", launched)
+    if not children:
+        return ()
+    places = await gateway.command("HMGET", join, *(f"p:{child.decode()}" for child in children))
+    found = []
+    for place in places:
+        queue, index, child, *watched = ("", "0", "", "") if place is None else place.decode().split(" ")
+        if not watched:
+            found.append((Namespace(partition.namespace).partition(queue, int(index)), child))
+    return found
