@@ -5,7 +5,7 @@ A parent that does not fail itself has one child per spot in all its runs.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, TypeAlias
 
 from perdure import App, ChildFailed, Context, SyncContext
 
@@ -14,11 +14,8 @@ from .instrumentation import JOURNAL, logged, logged_plain, options_of, replays,
 __all__ = ["Grown", "register_children"]
 
 
-class Grown(TypedDict):
-    """Result of a child. token: of its step."""
-
-    spot: str
-    token: str
+Grown: TypeAlias = dict[str, str]
+"""Result of a child: its spot, and the token of its step."""
 
 
 def spot_of(ctx: Context | SyncContext, name: str) -> str:

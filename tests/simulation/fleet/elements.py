@@ -254,14 +254,7 @@ def _aimed_at(commands: Sequence[str], random: Random, fault: _Draw) -> list[Fau
 
 
 _OF_WAITS: Final = (
-    "write_checkpoint",
-    "write_checkpoint",
-    "park",
-    "park",
-    "answer",
-    "answer",
-    "claim_token",
-    "promote",
+    *("write_checkpoint", "write_checkpoint", "park", "park", "answer", "answer", "claim_token", "promote"),
 )
 _OF_CHILDREN: Final = (
     *("add_children", "enqueue_child", "confirm_launch", "notify_join", "notify_join", "notice_sent", "close_join"),
