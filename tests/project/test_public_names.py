@@ -132,7 +132,16 @@ MEMORY_NAMES = {
     "VectorsUnavailable",
 }
 
-TESTING_NAMES = {"PerdureFixture", "UnitContext", "make_context", "run_until_idle"}
+TESTING_NAMES = {
+    "PerdureClock",
+    "PerdureFixture",
+    "UnitContext",
+    "assert_enqueued",
+    "make_context",
+    "refute_enqueued",
+    "run_until_idle",
+    "run_worker",
+}
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class PerdureClock(PerdureFixture):
 
         Args:
             app: the app; it need not be open.
-            wait_due: also set the time forward to all other tasks that are due later, until there is none.
+            wait_due: also set the time forward to all other tasks that are due later, until no task is left.
             allow_failures, timeout, concurrency, queues: as of `perdure.testing.run_until_idle`; the timeout is in
                 seconds of the test.
 

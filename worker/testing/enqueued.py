@@ -31,7 +31,7 @@ async def assert_enqueued(task: Task[Any, R], /, **arguments: Any) -> TaskHandle
         arguments: values of arguments; one that is left out may have any value.
 
     Raises:
-        AssertionError: there is none; the error shows those of this name.
+        AssertionError: no such task was enqueued; the error shows those of this name.
         ConfigurationError: the task has no argument of this name.
     """
     __tracebackhide__ = True  # pytest shows the line of the test

@@ -60,7 +60,7 @@ class TimedServer:
         self.time = ServerTime()
         self.sockets: set[_Socket] = set()
         self.tags: set[bytes] = set()
-        """What is in braces at the start of keys, with the braces."""
+        """Hash tags of the keys in commands so far, with the braces."""
         self.registries: set[bytes] = set()
         """Keys of the registries of running processes."""
         self._stack = ExitStack()
@@ -280,7 +280,7 @@ _FINDINGS: Final[dict[bytes, Callable[[list[bytes]], Any]]] = {
     b"CONFIG": lambda fields: [fields[2], b"always"],
     b"COMMAND": lambda fields: [[name] for name in fields[2:]],
 }
-"""Replies to questions about the server: a test is told of no weakness of its own server."""
+"""Replies to questions about the server, as of a durable one, so that no weakness is logged."""
 
 
 _KINDS: Final = ("subscribe", "unsubscribe", "message")
