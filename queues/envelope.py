@@ -157,6 +157,12 @@ class Envelope(BaseModel):
     group: bool = False
 
     @property
+    def session(self) -> str:
+        """Id of the session that the task is a turn of; empty for another task, whatever its headers say."""
+        is_turn = self.id.startswith(TURN_PREFIX) and _OF_A_TURN.fullmatch(self.id) is None
+        return self.headers.get("session", "") if is_turn else ""
+
+    @property
     def plain(self) -> bool:
         """Whether it holds only the id, and the names of the task and its app."""
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of

@@ -49,11 +49,6 @@ def check_session_id(session_id: str) -> str:
     return session_id
 
 
-def session_of_task(task_id: str, headers: Mapping[str, str]) -> str:
-    """Return the id of the session that a task is a turn of; empty for any other task, whatever its headers say."""
-    return headers.get("session", "") if parse_turn_id(task_id) is not None else ""
-
-
 def is_digest(text: str) -> bool:
     """Return whether a text may be the digest of a session."""
     return _DIGEST.fullmatch(text) is not None

@@ -185,7 +185,7 @@ class _StoreFile:
         """Close the file, wherever it is, with all that was written, and leave nothing of it at the path.
 
         SQLite would take a log that was left there for that of the file that is there now. Processes take turns, so
-        that none removes the log that another one has just begun.
+        that none removes the log that another one has just created.
         """
         with suppress(MemoryStoreError):
             self.database.run("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -14,7 +14,6 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.errors import ConfigurationError, NotOpen
-from ...queues.sessions.record import session_of_task
 from ..durable.journal.event_redaction import redacted
 from ..durable.run import Run
 from ..durable.steps.current import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step
@@ -221,11 +220,6 @@ def _store_of(run: Run) -> LazyMemoryStore:
     return store
 
 
-def session_of(run: Run) -> str:
-    """Return the id of the session that a run is a turn of; empty for other tasks."""
-    return session_of_task(run.id, run.envelope.headers)
-
-
 async def store_discoveries(run: Run, discoveries: Sequence[tuple[int, str, str]]) -> None:
     """Store what an agent found out that does not say what to remember, as `store_findings` does.
 
@@ -236,7 +230,7 @@ async def store_discoveries(run: Run, discoveries: Sequence[tuple[int, str, str]
     Args:
         discoveries: Number of the event (0 for one of a former task or turn), fact and source.
     """
-    session = session_of(run)
+    session = run.envelope.session
     memories = [
         NewMemory(text=text, type="finding", source=source.replace("\0", "")[:MAX_SOURCE_LENGTH], subject=session)
         for number, fact, source in discoveries

@@ -103,13 +103,13 @@ def has_words(text: str, asked: Collection[str]) -> bool:
 
 
 _NEGATIONS: Final = word_set(
-    "not no never neither nobody nothing none without hardly barely rarely "
+    "not no never neither nothing none without hardly barely rarely "
     "nicht nie niemals kein keine keinen keinem keiner ohne pas jamais sans nunca jamás sin non mai senza"
 )
 """Words that turn a statement into its opposite, of five languages."""
 
 _FILLERS: Final = word_set(
-    "do does did the a an longer any anymore yet ever already nor and both with always somebody everybody "
+    "do does did the a an longer any anymore yet ever already nor and both with always "
     "immer mit toujours avec ne siempre con sempre"
 )
 """Words that come and go with a negation: "wants" and "does not want", "with" and "without", "always" and "never"."""
@@ -127,12 +127,8 @@ _STATEMENT: Final = 1_000
 """Largest length of a statement in characters."""
 
 _NEGATED: Final = re.compile(r"(?:un|in|im|dis)(?=[a-z]{4})")
-_CONTRACTED: Final = re.compile(r"\b(\w+?)(?:n't|(?<=can)'t|(?<=can)not)\b")
-_WHOLE: Final = {"ca": "can", "wo": "will", "sha": "shall"}
-"""Words that "can't", "won't" and "shan't" are contracted from."""
-
+_CONTRACTED: Final = {"can't": "can not", "cannot": "can not", "won't": "will not", "n't": " not"}
 _PLURAL: Final = re.compile(r"(?<=\w{2})ies$|(?<=\w{2}[^\Ws])s$")
-_TOKEN: Final = re.compile(r"[^\W_]+(?:[.,:/-][^\W_]+)*")
 
 
 def contradict(one: str, other: str) -> bool:
@@ -151,8 +147,10 @@ def contradict(one: str, other: str) -> bool:
 def _statement(text: str) -> tuple[list[str], bool]:
     """Return the words of a text without its negations, and whether it has an odd number of these."""
     folded = unicodedata.normalize("NFC", text).casefold().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    for short, whole in _CONTRACTED.items():
+        folded = folded.replace(short, whole)
     kept, odd = list[str](), False
-    for token in _TOKEN.findall(_CONTRACTED.sub(lambda found: f"{_WHOLE.get(found[1], found[1])} not", folded)):
+    for token in _AROUND.sub(" ", folded).split():
         word = _PLURAL.sub(lambda found: "y" if found[0] == "ies" else "", token)
         if token in _NEGATIONS:
             odd = not odd

@@ -27,7 +27,7 @@ from .webhook_posting import WebhookEvent, WebhookQueue
 
 _BY_OPERATOR: Final = {
     "compaction": "an operator has to make its state smaller",
-    "confirmation": "somebody who knows its work should confirm that it continues",
+    "confirmation": "a person who knows its work should confirm that it continues",
     "review": "an operator has to look at what a check found",
     "workspace": "its files cannot be saved",
 }
@@ -127,7 +127,7 @@ def _common(event: str, run: Run) -> dict[str, Any]:
 
     queue = run.delivery.partition.queue
     data = {"event": event, "task": run.envelope.task, "id": run.id, "queue": queue, "at": _now()}
-    session = session_of_task(run.id, run.envelope.headers)
+    session = run.envelope.session
     return data | {"session": session} if session else data
 
 

@@ -66,7 +66,7 @@ class SavedLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a workspace has.
+    """Files, links and folders of a workspace.
 
     Attributes:
         files, links: By their paths from the workspace's folder.

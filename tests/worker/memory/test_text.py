@@ -20,7 +20,7 @@ def test_no_pair_of_different_statements_is_merged(name: str) -> None:
     assert merged == ["same"] * 5
 
 
-@pytest.mark.parametrize(("name", "number"), [("tuning", 21), ("held_out", 19)])
+@pytest.mark.parametrize(("name", "number"), [("tuning", 21), ("held_out", 18)])
 def test_only_opposite_statements_contradict_each_other(name: str, number: int) -> None:
     """About two thirds of the opposite pairs are found, and none of the others."""
     lines = (PAIRS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
@@ -37,7 +37,8 @@ def test_only_opposite_statements_contradict_each_other(name: str, number: int) 
         ("You can't deploy", "You can deploy", True),
         ("It won't work", "It will work", True),
         ("It does not work", "It doesn't work", False),
-        ("Nobody never answered", "Nobody answered", True),
+        ("None never answered", "None answered", True),
+        ("It runs on C#", "It does not run on C", False),
         ("not", "never", False),
         ("", "not", False),
         ("a" * 1001, "not " + "a" * 1001, False),

@@ -20,7 +20,7 @@ from ...durable.journal.quoting import quoted_line, quoted_name
 from ...durable.run import Run
 from ...log import logger
 from ...memory.memory import RELATIONS
-from ...memory.task_memory import cite_memories, memory_store, session_of
+from ...memory.task_memory import cite_memories, memory_store
 from ..journal.state import AgentState
 
 _BACKGROUND: Final = "#background"
@@ -86,7 +86,7 @@ def session_profile(run: Run, state: AgentState) -> Callable[[Context], Awaitabl
 
     What the state has among its discoveries is left out: the brief shows it.
     """
-    session, store = session_of(run), memory_store(run)
+    session, store = run.envelope.session, memory_store(run)
     if not session or store is None or not store.exists():
         return None
     known = {one.fact for one in state.discoveries}

@@ -231,9 +231,7 @@ class ContextBuilder:
         """Return the background of the task, chosen once; and the error of a search that is tried again."""
         if (chosen := read_background(run, state.goal)) is not None:
             return chosen, ""
-        profile_of: Any = self.profile
-        if profile_of == "session":
-            profile_of = session_profile(run, state)
+        profile_of = session_profile(run, state) if self.profile == "session" else self.profile
         if callable(profile_of):
             profile, problem = await search(run, lambda _query, _limit: profile_of(ctx), "profile", 1)
         else:
