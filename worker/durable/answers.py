@@ -69,6 +69,7 @@ from .waiting import (
     Closing,
     Condition,
     WaitEnd,
+    look_again,
     match_wait,
     redis_time,
     save_wait,
@@ -365,6 +366,8 @@ class Wait(Generic[T]):
         self._first = False
         """Whether it was the first of its name when it was opened."""
         self._outcome = outcome
+        self._stored = True
+        """Whether the outcome, if there is one, is certainly stored."""
         self._waiting = asyncio.Lock()
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -392,10 +395,12 @@ class Wait(Generic[T]):
             TokenTaken: Another open wait has its token.
         """
         await check_call(self._run, self._key, own=True)
-        with self._run.calling():
-            async with self._waiting:
+        async with self._waiting:  # another call that waits for it is none in progress: the run may park
+            with self._run.calling():
                 while self._outcome is None:
                     await self._await_answer()
+                if not self._stored:
+                    await self._run.flush()
         outcome = self._outcome
         if "answer" in outcome:
             value: T = self._call.codec.decode_record(self._key, orjson.dumps(outcome["answer"]))
@@ -414,14 +419,17 @@ class Wait(Generic[T]):
         """Close the wait, if it is open: it takes no answer any more. Recorded once."""
         await check_call(self._run, self._key, own=True)
         with self._run.calling():
-            async with self._waiting:
-                if self._outcome is None:
-                    await self._end({"closed": True}, Waited(closed=True, wait=self.id))
+            await self._end({"closed": True}, Waited(closed=True, wait=self.id))
+            if not self._stored:
+                await self._run.flush()
+            look_again(self._run, self._key)
 
     async def _await_answer(self) -> None:
         """Wait for an answer or for the end, and record it; an answer that is void is dropped."""
         run = self._run
         came = await wait_until(run, _AnswerCame(run, self._key, self.id, self._until))
+        if self._outcome is not None:  # `close` was called
+            return
         if came is TIMED_OUT:
             await self._end({"timeout": True}, Waited(wait=self.id))
         elif isinstance(came, _Gone):
@@ -471,15 +479,21 @@ class Wait(Generic[T]):
         return not any(_is_record(key) and wait_name(wait_id(key)) == name for key in keys)
 
     async def _end(self, outcome: dict[str, Any], event: Event, answer: Answer | None = None) -> None:
-        """Record how the wait has ended, and close it, in one act. Then free its token."""
+        """Record how the wait has ended, and close it, in one act, unless it has ended. Then free its token.
+
+        The outcome counts from the moment its entries are put, for they are stored also if the call is cancelled then.
+        """
+        if self._outcome is not None:
+            return
         run = self._run
         record = StepRecord(orjson.dumps(outcome), self._call.digest, self._call.asked)
         logged = run.next_entry(event)
         entries = [Entry(Kind.DONE_WITH_EVENT, self._key, record.encode()), closing(run.id, self.id, answer), logged]
         replicated = self._options.durability == "replicated"
+        self._outcome, self._stored = outcome, False
         await run.recorder.put(*entries, wait=True, replicated=replicated, progress=True)
+        self._stored = True
         run.history.saved.pop(self._key, None)
-        self._outcome = outcome
         run.touch()
         run.progressed()
         if self.token is not None:

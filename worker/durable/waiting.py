@@ -208,6 +208,11 @@ async def redis_time(run: Run) -> int:
     return await _board(run).read_time()
 
 
+def look_again(run: Run, key: str) -> None:
+    """Let the call with this key look again, if it waits: its condition has changed in this run."""
+    _board(run).look_again(key)
+
+
 def _board(run: Run) -> WaitBoard:
     return run.extras.of(WaitBoard, lambda: WaitBoard(run))
 
@@ -321,6 +326,13 @@ class WaitBoard:
             if not self._waiters and self._watcher is not None:
                 self._watcher.cancel()
                 self._end_watcher()
+
+    def look_again(self, key: str) -> None:
+        """See `look_again`."""
+        for waiter in self._waiters.values():
+            if waiter.condition.key == key:
+                waiter.stale = True
+                self._wake_watcher()
 
     async def _look(self, condition: Condition) -> Any:
         """Return the value of a condition, `TIMED_OUT` or `OPEN`. The time is read first: a value until then counts."""

@@ -322,6 +322,56 @@ async def test_a_closed_wait_takes_no_answer(app: App) -> None:
         assert await bounded(handle.result()) is True
 
 
+async def test_several_branches_await_one_wait(app: App) -> None:
+    """They hold no slot, and all have the answer."""
+
+    @app.task
+    async def pay(ctx: Context) -> Any:
+        wait = await ctx.open_wait("approval", bool)
+        return await asyncio.gather(wait.result(), wait.result(), wait.result())
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "approval")
+        await handle.answer("approval", True)
+        assert await bounded(handle.result()) == [True, True, True]
+
+
+async def test_a_branch_closes_a_wait_that_another_one_awaits(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def pay(ctx: Context) -> Any:
+        wait = await ctx.open_wait("approval", bool)
+
+        async def close() -> None:
+            await ctx.sleep(0.1)
+            await wait.close()
+
+        (closed, _) = await asyncio.gather(wait.result(), close(), return_exceptions=True)
+        return [type(closed).__name__, await ctx.wait_for("other", bool)]
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "other")
+        await handle.answer("other", True)
+        assert await bounded(handle.result()) == ["WaitClosed", True]
+
+
+async def test_a_wait_that_lost_a_race_has_its_answer_later(app: App) -> None:
+    """Its call is cancelled while it stores the answer."""
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def pay(ctx: Context) -> Any:
+        first, second = await ctx.open_wait("first", bool), await ctx.open_wait("second", bool)
+        winner, _ = await ctx.first(first=first, second=second)
+        return [winner, await first, await second]
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "first", "second")
+        await asyncio.gather(handle.answer("first", True), handle.answer("second", False))
+        assert await bounded(handle.result()) in (["first", True, False], ["second", True, False])
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "pay out"}, "name of a wait must be"),
     ({"name": "a/b"}, "name of a wait must be"),
