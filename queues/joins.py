@@ -549,7 +549,8 @@ async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) ->
     """Cancel the open children that the parent has spawned, and delete the join. Idempotent.
 
     Record first what the join has led to: a run that needs the join again cannot open it. A process that dies in
-    between leaves a join that launches nothing; the janitor closes it. A child whose launch is not confirmed is launched first, so that no launch that is on its way enqueues it later.
+    between leaves a join that launches nothing; the janitor closes it. A child whose
+    launch is not confirmed is launched first, so that no launch that is on its way enqueues it later.
 
     Args:
         retention: Seconds for which the records of cancelled children are kept.

@@ -91,7 +91,7 @@ class SyncStepCaller:
     wait_for = _reading(StepCaller.wait_for)
 
     def open_wait(self, name: str, type: Any = Any, **options: Any) -> SyncWait:
-        """Open a wait, and return it before it has its answer: `wait.result()` returns that. See `Context.open_wait`."""
+        """Open a wait, and return it before it has its answer, which is `wait.result()`. See `Context.open_wait`."""
         return SyncWait(call_in_loop(functools.partial(self._caller.open_wait, name, type, **options)))
 
 

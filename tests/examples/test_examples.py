@@ -368,7 +368,9 @@ def test_the_checks_find_agents_that_are_lost(
     assert detail in text if detail else text == ""
 
 
-@pytest.mark.parametrize("name", ["approval.py", "approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py", "web_job.py"])
+@pytest.mark.parametrize(
+    "name", ["approval.py", "approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py", "web_job.py"]
+)
 def test_the_page_of_the_examples_has_their_lines(name: str) -> None:
     lines = len((EXAMPLES / name).read_text("utf-8").splitlines())
     assert f"[{name}]({name}) | {lines} |" in (EXAMPLES / "README.md").read_text("utf-8")

@@ -1,6 +1,6 @@
 """Joins under deaths and late bytes: any process may die at each of its commands, and any call may arrive again.
 
-The model keeps what each child has come to, and checks the rest against Redis: each child ends in the join once, none is
+The model keeps how each child has ended, and checks the rest against Redis: each child ends in the join once, none is
 enqueued twice, the window is never exceeded, and the parent is woken when it need not wait any longer.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import fakeredis
@@ -171,10 +172,8 @@ async def play(steps: list[tuple[str, int, int | None, bool]], mode: OnFailure, 
     gateway.calls = []
     for act, which, dies_at, executed in steps:
         gateway.left, gateway.executed = dies_at, executed
-        try:
+        with suppress(Died):
             await getattr(game, act)(which % CHILDREN if act == "spawn" else which)
-        except Died:
-            pass
         gateway.left = None
         await asyncio.sleep(0)  # what the process had sent together with its last command
         await game.check()
@@ -215,10 +214,8 @@ async def judge(game: Play) -> None:
 async def finish(game: Play) -> None:
     """Close the join, as often as it takes, and check that nothing is left, whatever arrives late."""
     game.gateway.left, game.gateway.executed = 2, True
-    try:
+    with suppress(Died):
         await close_join(game.gateway, game.place, retention=60)
-    except Died:
-        pass
     game.gateway.left = None
     await close_join(game.gateway, game.place, retention=60)
     game.closed = True

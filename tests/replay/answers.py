@@ -65,6 +65,7 @@ def answers_that_do_not_come(app: App, world: Journal) -> Task[Any, Any]:
 
     @app.task(retry=RETRY)
     async def work(ctx: Context) -> list[Any]:
+        found = ""
         try:
             await ctx.wait_for("approval", bool, timeout=0.05)
         except WaitTimedOut:
@@ -141,7 +142,7 @@ def question_with_a_token_in_a_thread(app: App, world: Journal) -> Task[Any, Any
     answers=[Reply("approval", "A"), Reply("approval", "B")],
     expects={"a": "A", "b": "B"},
 )
-def agent_that_asks_in_each_step(app: App, world: Journal) -> Task[Any, Any]:
+def agent_that_asks_in_each_step(app: App, world: Journal) -> Any:
     act = _acting(world)
 
     class Asks(Agent[AgentState]):

@@ -45,7 +45,8 @@ def spawned_and_joined(app: App, world: Journal) -> Task[Any, Any]:
         first = await ctx.spawn(page, 1)
         second = await ctx.spawn(page, 2)
         between: int = await ctx.step("between", _echo, 1)
-        return await ctx.join(second) + between + await ctx.join(first)
+        found: int = await ctx.join(second) + between + await ctx.join(first)
+        return found
 
     return parent
 
@@ -137,7 +138,8 @@ def children_in_branches(app: App, world: Journal) -> Task[Any, Any]:
             with ctx.scope(f"branch-{number}"):
                 found = await ctx.gather(page, [number, number + 1])
                 one: int = await ctx.step("one", _echo, 1)
-                return sum(found) + one
+                total: int = sum(found) + one
+                return total
 
         return list(await asyncio.gather(branch(1), branch(3)))
 

@@ -164,19 +164,14 @@ def source_of(world: World, command: list[bytes]) -> bytes:
 
 def _reads(kind: bytes, key: bytes) -> list[list[bytes]]:
     """Return commands that read all of a key."""
-    lifetime = [b"PTTL", key]
-    match kind:
-        case b"hash":
-            return [lifetime, [b"HGETALL", key]]
-        case b"zset":
-            return [lifetime, [b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"]]
-        case b"set":
-            return [lifetime, [b"SMEMBERS", key]]
-        case b"list":
-            return [lifetime, [b"LRANGE", key, b"0", b"-1"]]
-        case b"stream" if key.endswith((b":ready", b":nudge")):
-            return [lifetime, [b"XRANGE", key, b"-", b"+"], [b"XPENDING", key, b"workers", b"-", b"+", b"1000"]]
-        case b"stream":
-            return [lifetime, [b"XRANGE", key, b"-", b"+"]]
-        case _:
-            return [lifetime, [b"GET", key]]
+    reads = {
+        b"hash": [b"HGETALL", key],
+        b"zset": [b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"],
+        b"set": [b"SMEMBERS", key],
+        b"list": [b"LRANGE", key, b"0", b"-1"],
+        b"stream": [b"XRANGE", key, b"-", b"+"],
+    }
+    found = [[b"PTTL", key], reads.get(kind, [b"GET", key])]
+    if kind == b"stream" and key.endswith((b":ready", b":nudge")):
+        found.append([b"XPENDING", key, b"workers", b"-", b"+", b"1000"])
+    return found

@@ -113,14 +113,15 @@ async def _content(gateway: Gateway, key: bytes) -> Any:
             return lives, await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES")
         case "stream":
             return lives, await gateway.command("XRANGE", key, "-", "+"), await _groups(gateway, key)
-        case "set":
-            return lives, sorted(await gateway.command("SMEMBERS", key))
-        case "list":
-            return lives, await gateway.command("LRANGE", key, 0, -1)
         case _ if key.endswith(b":seen"):
             return lives
+        case "set":
+            found = sorted(await gateway.command("SMEMBERS", key))
+        case "list":
+            found = await gateway.command("LRANGE", key, 0, -1)
         case _:
-            return lives, await gateway.command("GET", key)
+            found = await gateway.command("GET", key)
+    return lives, found
 
 
 async def _groups(gateway: Gateway, key: bytes) -> list[Any]:

@@ -123,8 +123,6 @@ def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> 
 
 
 def _common(event: str, run: Run) -> dict[str, Any]:
-    from ...queues.sessions.record import session_of_task
-
     queue = run.delivery.partition.queue
     data = {"event": event, "task": run.envelope.task, "id": run.id, "queue": queue, "at": _now()}
     session = run.envelope.session

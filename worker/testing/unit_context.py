@@ -152,8 +152,8 @@ class UnitContext(Context):
     async def wait_for(self, name: str, type: Any = Any, **options: Any) -> Any:
         """Return the next given answer to this name. If there is none, the time to wait has passed at once.
 
-        Raises `Refused` where the task would wait for ever, `WaitTimedOut`, and `pydantic.ValidationError` for an answer
-        that is not of this type.
+        Raises `Refused` where the task would wait for ever, `WaitTimedOut`, and `pydantic.ValidationError` for an
+        answer that is not of this type.
         """
         return await (await self.open_wait(name, type, **options))
 
@@ -280,8 +280,8 @@ def make_context(
     Args:
         task, task_id, queue, attempt, crashes, version, headers, tags, resources: what the context says about the task.
         inbox: messages for `ctx.inbox`: their contents, or each an `InboxMessage`.
-        answers: by the name of the wait, for `ctx.wait_for` and `ctx.open_wait`; `question` for `ctx.ask`. A list has one
-            for each wait of the name.
+        answers: by the name of the wait, for `ctx.wait_for` and `ctx.open_wait`; `question` for `ctx.ask`. A list has
+            one for each wait of the name.
         recorded: results of steps that an earlier run recorded, by key; these steps are not run.
 
     Raises:

@@ -87,7 +87,8 @@ class Task:
     @property
     def parent(self) -> str | None:
         """Id of the parent, which is in the spot of a child; None of other tasks."""
-        spot = self.births[0]["spot"] if self.births else (self.final or {}).get("spot")
+        known = self.births[0] if self.births else self.final
+        spot = None if known is None else known.get("spot")
         return spot.rpartition("/")[0] if isinstance(spot, str) else None
 
     @property

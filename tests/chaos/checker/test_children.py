@@ -40,7 +40,7 @@ def run(at: float, task: str, kind: str, number: str, *, attempt: int = 1) -> Ev
 
 
 def final(task: str, kind: str, state: str, result: Any, **more: Any) -> Event:
-    shown = {"attempts": 1, "crashes": 0, "replays": 0, "reason": None, "worker": "w", "steps": {}}
+    shown: dict[str, Any] = {"attempts": 1, "crashes": 0, "replays": 0, "reason": None, "worker": "w", "steps": {}}
     shown |= {"conversation": [], "unread": 0, "kept": 86_400.0}
     return (9, "final", {"task": task, "kind": kind, "state": state, "result": result, **shown, **more})
 

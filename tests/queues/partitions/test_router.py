@@ -40,4 +40,5 @@ async def test_a_call_that_comes_while_another_reads_the_next_route_waits_for_it
     second = asyncio.create_task(routed.place(7, store))
     await asyncio.sleep(0)
     read.set()
-    assert await asyncio.wait_for(asyncio.gather(first, second), 5) == [await routed.place(7, store)] * 2
+    found = await asyncio.wait_for(asyncio.gather(first, second), 5)
+    assert set(found) == {await routed.place(7, store)}

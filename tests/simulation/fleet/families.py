@@ -129,6 +129,7 @@ def register_families(kit: TaskKit) -> None:
     @app.task(**options)
     async def grieves(ctx: Context, steps: int, pause: float) -> list[list[str]]:
         """Catches the failure of a child, keeps that of another one, and has a third one."""
+        found = []
         try:
             await ctx.gather(mortal, [call(ctx, f"raised-{number}", pause / 2) for number in range(2)])
         except ChildFailed:

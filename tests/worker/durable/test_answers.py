@@ -346,8 +346,8 @@ async def test_a_branch_closes_a_wait_that_another_one_awaits(app: App) -> None:
             await ctx.sleep(0.1)
             await wait.close()
 
-        (closed, _) = await asyncio.gather(wait.result(), close(), return_exceptions=True)
-        return [type(closed).__name__, await ctx.wait_for("other", bool)]
+        ends: list[object] = await asyncio.gather(wait.result(), close(), return_exceptions=True)
+        return [type(ends[0]).__name__, await ctx.wait_for("other", bool)]
 
     async with app, running_worker(app):
         handle = await pay.enqueue()

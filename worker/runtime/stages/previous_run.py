@@ -62,9 +62,7 @@ class LoadHistory:
             confirm = partial(confirm_successor, self._gateway, namespace, source)
             await retry_while_unavailable(confirm, on_wait=log_wait(f"task {run.id}"))
         if CHILDREN in run.history.saved:
-            SpawnedChildren.of(
-                run
-            )  # closes their joins at the end of the attempt, without the handler too
+            SpawnedChildren.of(run)  # closes their joins at the end of the attempt, without the handler too
         if not run.history.cancel:
             return None
         cleans_up = run.envelope.on_end or ON_END in run.history.saved
