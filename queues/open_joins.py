@@ -7,9 +7,13 @@ from typing import Final, NamedTuple
 
 from .keys import Namespace, Partition
 from .transport.gateway import Gateway
+from .transport.pipelining import Argument, Command
 from .transport.scripts import queue_script
 
 _CLOSE: Final = queue_script("close_join")
+
+_PAGE: Final = 500
+"""Children that are read at once."""
 
 _SHOWN: Final = 20
 """Joins of a parked task that are read."""
@@ -35,10 +39,12 @@ async def read_progress(gateway: Gateway, partition: Partition, task_id: str) ->
     found: list[JoinProgress] = []
     for group in awaited_joins((wakes or b"").decode())[:_SHOWN]:
         join, launched, _ = partition.join_keys(task_id, group)
-        known, child = await gateway.pipeline([("HMGET", join, "total", "ended", "failed"), ("SRANDMEMBER", launched)])
+        reads: list[Command] = [("HMGET", join, "total", "ended", "failed"), ("SSCAN", launched, 0, "COUNT", 1)]
+        known, (_, children) = await gateway.pipeline(reads)
         total, ended, failed = known
         if total is None:
             continue
+        child = children[0] if children else None
         place = None if child is None else await gateway.command("HGET", join, f"p:{child.decode()}")
         open_child = child if place is None else place.split(b" ")[2]
         found.append(JoinProgress(int(total), int(ended or 0), *(one and one.decode() for one in (failed, open_child))))
@@ -55,13 +61,15 @@ async def stop_join(
     join, launched, waiting = partition.join_keys(task_id, group)
     if not await gateway.run(_CLOSE, [join, launched, waiting, partition.joins], [f"{task_id}:{group}", "0"]):
         return ()
-    children = await gateway.command("SMEMBERS", launched)
-    if not children:
-        return ()
-    places = await gateway.command("HMGET", join, *(f"p:{child.decode()}" for child in children))
-    found = []
-    for place in places:
-        queue, index, child, *watched = ("", "0", "", "") if place is None else place.decode().split(" ")
-        if not watched:
-            found.append((Namespace(partition.namespace).partition(queue, int(index)), child))
-    return found
+    found: list[tuple[Partition, str]] = []
+    cursor: Argument = 0
+    while True:
+        cursor, children = await gateway.command("SSCAN", launched, cursor, "COUNT", _PAGE)
+        if children:
+            places = await gateway.command("HMGET", join, *(f"p:{child.decode()}" for child in children))
+            for place in places:
+                queue, index, child, *watched = ("", "0", "", "") if place is None else place.decode().split(" ")
+                if not watched:
+                    found.append((Namespace(partition.namespace).partition(queue, int(index)), child))
+        if int(cursor) == 0:
+            return found

@@ -44,9 +44,8 @@ def spawned_and_joined(app: App, world: Journal) -> Task[Any, Any]:
     async def parent(ctx: Context) -> int:
         first = await ctx.spawn(page, 1)
         second = await ctx.spawn(page, 2)
-        between: int = await ctx.step("between", _echo, 1)
-        found: int = await ctx.join(second) + between + await ctx.join(first)
-        return found
+        total: int = await ctx.join(second) + await ctx.step("between", _echo, 1) + await ctx.join(first)
+        return total
 
     return parent
 
@@ -137,8 +136,7 @@ def children_in_branches(app: App, world: Journal) -> Task[Any, Any]:
         async def branch(number: int) -> int:
             with ctx.scope(f"branch-{number}"):
                 found = await ctx.gather(page, [number, number + 1])
-                one: int = await ctx.step("one", _echo, 1)
-                total: int = sum(found) + one
+                total: int = sum(found) + await ctx.step("one", _echo, 1)
                 return total
 
         return list(await asyncio.gather(branch(1), branch(3)))

@@ -213,7 +213,7 @@ async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     key, recorded, former = await match_wait(run, f"{SPAWN}:{call.task.name}", digest)
     if former is not None:
         recorded = StepRecord.decode(former).result
-    if recorded is not None:
+    if recorded is not None and await _is_of(run, recorded):
         run.touch()
         return _spawned(run, call, key, recorded)
     if run.stopping:
@@ -225,7 +225,8 @@ async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str,
         place = _place(run, plan.group)
         found = (await _retried(run, partial(child_places, run.gateway, place, [plan.id]))).get(plan.id)
         at = found.partition if found is not None else _own(run).partition(call.own_queue)
-        data = orjson.dumps({"id": plan.id, "at": [at.namespace, at.queue, at.index], "group": plan.group})
+        where = [at.namespace, at.queue, at.index]
+        data = orjson.dumps({"id": plan.id, "at": where, "group": plan.group, "of": run.id})
         event = ChildrenSpawned(task=call.task.name, count=1, child=plan.id)
         record = StepRecord(data, digest, call.task.name)
         open_key = _open_key(key, plan.id)
@@ -237,6 +238,12 @@ async def spawn(run: Run, task: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     finally:
         run.step_ended(key)
     return _spawned(run, call, key, data)
+
+
+async def _is_of(run: Run, recorded: bytes) -> bool:
+    """Return whether a child is of this task, or was joined by the task of which this one is a copy."""
+    stored = orjson.loads(recorded)
+    return stored["of"] == run.id or await run.history.read_record(f"{JOIN}:{stored['id']}") is not None
 
 
 def _open_key(key: str, child: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from perdure import (
 )
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.records import State
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.durable import joining
 from perdure.worker.task import Task
 
@@ -660,3 +661,39 @@ async def test_a_group_that_fails_or_is_wrong(app: App) -> None:
         ):
             with pytest.raises((PerdureError, ValueError), match=problem):
                 await wrong.enqueue_group(items, **options)
+
+
+async def test_a_fork_spawns_children_of_its_own(app: App) -> None:
+    may_end = asyncio.Event()
+    ids: dict[int, set[str]] = {1: set(), 2: set()}
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        ids[number].add(ctx.task_id)
+        await may_end.wait()
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> list[int]:
+        spawned = await ctx.spawn(child, 1)
+        return [*await ctx.gather(child, [2]), await ctx.join(spawned)]
+
+    async with app, running_worker(app, concurrency=4):
+        running = await parent.enqueue()
+
+        async def is_parked() -> bool:
+            return all(ids.values()) and await running.status() is State.WAITING
+
+        await wait_until(is_parked, "the parent waits")
+        copy = (await fork(app.producer, running.id)).handle
+        await wait_until(_is_waiting(copy), "the fork waits")
+        may_end.set()
+        assert await bounded(running.result()) == await bounded(copy.result()) == [2, 1]
+        assert [len(found) for found in ids.values()] == [2, 2]
+
+
+def _is_waiting(handle: TaskHandle[Any]) -> Callable[[], Awaitable[bool]]:
+    async def is_waiting() -> bool:
+        return await handle.status() is State.WAITING
+
+    return is_waiting
