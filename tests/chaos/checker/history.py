@@ -87,8 +87,8 @@ class Task:
     @property
     def parent(self) -> str | None:
         """Id of the parent, which is in the spot of a child; None of other tasks."""
-        known = self.births[0] if self.births else self.final
-        spot = None if known is None else known.get("spot")
+        line = self.births[0] if self.births else self.final
+        spot = None if line is None else line.get("spot")
         return spot.rpartition("/")[0] if isinstance(spot, str) else None
 
     @property
