@@ -258,7 +258,7 @@ _OF_WAITS: Final = (
 )
 _OF_CHILDREN: Final = (
     *("add_children", "enqueue_child", "confirm_launch", "notify_join", "notify_join", "notice_sent", "close_join"),
-    *("finish", "finish", "bury", "park", "watch", "write_checkpoint", "cancel"),
+    *("finish", "finish", "bury", "park", "watch", "write_checkpoint"),
 )
 """Commands that the faults of such runs wait for."""
 
