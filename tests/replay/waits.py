@@ -146,8 +146,7 @@ def message_before_the_time_in_threads(app: App, world: Journal) -> Task[Any, An
     def work(ctx: SyncContext) -> list[Any]:
         def mail() -> str:
             [message] = ctx.inbox(wait=7200, limit=1)
-            taken: str = ctx.step("take", _echo, message.content)
-            return taken
+            return str(ctx.step("take", _echo, message.content))
 
         return list(ctx.first(late=lambda: ctx.sleep(3600), mail=mail))
 

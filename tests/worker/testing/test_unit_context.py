@@ -186,3 +186,10 @@ async def test_the_handlers_of_children_are_called() -> None:
     assert (failed.number, failed.error.error["message"]) == (1, "no such page")
     assert ctx.spawned == [("page", {"number": number}) for number in (1, 2, 13, 3)]
     assert ctx.steps == {}, "the steps of children are their own"
+
+
+async def test_the_first_of_several_branches_returns() -> None:
+    ctx = make_context(inbox=["yes"])
+    found = await ctx.first(mail=ctx.inbox(wait=60), late=ctx.sleep(60))
+    assert (found.name, [message.content for message in found.value]) == ("mail", ["yes"])
+    assert (await ctx.first(step=ctx.step("page", render, 1), late=asyncio.sleep(60))).value.startswith("page 1")
