@@ -149,8 +149,7 @@ class _NewMessage(Condition):
         return found or OPEN
 
     def withdraw(self, value: Any) -> None:
-        if value is not TIMED_OUT:
-            used_messages(self._run).difference_update([message.number for message in value])
+        used_messages(self._run).difference_update([message.number for message in value])
 
 
 def _check_options(options: StepOptions) -> None:

@@ -235,6 +235,12 @@ class _Waiter:
         self.stale = True
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
+    def withdraw(self) -> None:
+        """Let the condition have back a value that the call does not get: it was cancelled."""
+        ended = self.future.done() and not self.future.cancelled() and self.future.exception() is None
+        if ended and (value := self.future.result()) is not _PARK and value is not TIMED_OUT:
+            self.condition.withdraw(value)
+
     def end(self, value: Any) -> bool:
         """Return a value to the call, unless it has ended."""
         if self.future.done():
@@ -269,11 +275,8 @@ class WaitBoard:
         record = run.delivery.partition.record(run.id)
         read = partial(run.gateway.command, "TIME", node_of=record)
         now = milliseconds(await retry_while_unavailable(read, on_wait=self._on_wait))
-        self._note_time(now)
-        return now
-
-    def _note_time(self, now: int) -> None:
         self._ahead = now - RUNTIME.monotonic() * 1000
+        return now
 
     def _now(self) -> float:
         """Return the time of Redis in milliseconds, by the last one that was read."""
@@ -290,8 +293,8 @@ class WaitBoard:
             value = await self._look(condition)
             if value is not OPEN:
                 return value
-        else:
-            self._note_time(looked)
+        else:  # it has written since, so that a time which the board has read itself is nearer
+            self._ahead = max(self._ahead, looked - RUNTIME.monotonic() * 1000)
         calls, run.calls = run.calls, max(0, run.calls - 1)  # the call that waits is not in progress
         try:
             return await self._wait(condition)
@@ -316,8 +319,7 @@ class WaitBoard:
                     await run.park(self._reason(self._conditions()))
             return value
         except BaseException:
-            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
-                condition.withdraw(waiter.future.result())
+            waiter.withdraw()
             raise
         finally:
             del self._waiters[name]

@@ -13,6 +13,7 @@ from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, State, TaskHandle
 from perdure.queues import InboxFull, inbox
 from perdure.queues.inbox import forward_messages
+from perdure.worker.durable import messaging
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.runtime.stages import successor
 from perdure.worker.settings import Settings
@@ -454,3 +455,43 @@ async def test_the_state_of_a_waiting_agent_says_what_it_waits_for(settings: Set
         assert await bounded(handle.result()) == ["too long", "printed"]
         assert seen == [0, 0, None]
         assert not [name for name in await recorded_steps(app, handle) if "#inbox" in name], "dropped with its step"
+
+
+async def test_a_message_that_a_cancelled_wait_has_found_is_read_by_the_next_call(settings: Settings) -> None:
+    """The wait is cut off in the moment in which its message was found."""
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def reads(ctx: Context) -> list[Any]:
+        async def busy() -> None:
+            await ended.wait()
+
+        ended = asyncio.Event()
+        step = asyncio.create_task(ctx.step("busy", busy))
+        waiting = asyncio.create_task(ctx.inbox(wait=3600))
+        found = withdrawn(waiting, ended)
+        await found.wait()
+        ended.set()
+        await step
+        return contents(await ctx.inbox())
+
+    def withdrawn(waiting: asyncio.Task[Any], ended: asyncio.Event) -> asyncio.Event:
+        found = asyncio.Event()
+        look = messaging._NewMessage.look
+
+        async def cut_off(condition: Any) -> Any:
+            value = await look(condition)
+            if isinstance(value, list):
+                waiting.cancel()
+                found.set()
+            return value
+
+        monkeypatch.setattr(messaging._NewMessage, "look", cut_off)
+        return found
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        async with app, running_worker(app):
+            handle = await reads.enqueue()
+            await wait_until(lambda: _events(handle, "waiting", 1), "the branch waits")
+            await handle.send("now")
+            assert await bounded(handle.result()) == ["now"]
