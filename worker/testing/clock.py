@@ -18,6 +18,7 @@ from ...queues.durations import Duration, to_seconds
 from ...queues.errors import ConfigurationError
 from ...queues.runtime import RUNTIME
 from ..app import App
+from ..durable.waiting import WaitBoard
 from ..runtime.maintenance.janitor import RUNNING
 from ..runtime.shared_settings import WorkerTimings
 from .fixture import PerdureFixture
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _POLL: Final = 0.002
 """Seconds between two looks at what is left to do."""
+
+_PARK_AFTER: Final = 0.1
+"""Seconds after which a run with branches parks, in place of one: the time moves on when it has."""
 
 _SHOWN: Final = 5
 """Tasks that an error names."""
@@ -48,10 +52,11 @@ class PerdureClock(PerdureFixture):
 
     def __enter__(self) -> Self:
         self._wall_clock, RUNTIME.wall_clock = RUNTIME.wall_clock, self._server.time.now
+        self._park_after, WaitBoard.park_after = WaitBoard.park_after, _PARK_AFTER
         return super().__enter__()
 
     def __exit__(self, *raised: object) -> None:
-        RUNTIME.wall_clock = self._wall_clock
+        RUNTIME.wall_clock, WaitBoard.park_after = self._wall_clock, self._park_after
         super().__exit__(*raised)
 
     def _remove_keys(self) -> None:

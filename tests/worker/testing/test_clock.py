@@ -165,6 +165,37 @@ async def test_a_wait_for_a_message_ends_with_the_message_or_the_time(shop: Shop
     assert [at for _, at in shop.ran] == pytest.approx([DAY, 2 * DAY], abs=5)
 
 
+async def test_a_task_sleeps_in_a_loop(shop: Shop) -> None:
+    @shop.app.task
+    async def hourly(ctx: Context, times: int) -> int:
+        for _ in range(times):
+            await ctx.sleep(3600)
+        shop.note("done")
+        return times
+
+    async with working(shop.app, workers=2):
+        handle = await hourly.enqueue(24)
+        await shop.clock.advance(DAY)
+        assert await handle.result() == 24
+    assert [at for _, at in shop.ran] == pytest.approx([DAY], abs=5)
+
+
+async def test_branches_sleep_beside_each_other(shop: Shop) -> None:
+    @shop.app.task
+    async def race(ctx: Context) -> list[str]:
+        async def nap(days: int) -> str:
+            await ctx.sleep(timedelta(days=days))
+            return f"{days}"
+
+        first = await ctx.first(slow=nap(3), quick=nap(1))
+        return [first.name, *await asyncio.gather(nap(2), nap(1))]
+
+    async with working(shop.app):
+        handle = await race.enqueue()
+        await shop.clock.advance(timedelta(days=3, minutes=1))
+        assert await handle.result() == ["quick", "2", "1"]
+
+
 async def test_a_result_expires(shop: Shop) -> None:
     handle = await shop.work.enqueue("short")
     await shop.clock.run_until_idle(shop.app)
