@@ -673,7 +673,7 @@ async def test_a_fork_spawns_children_of_its_own(app: App) -> None:
         await may_end.wait()
         return number
 
-    @app.task
+    @app.task(retry=ONCE)
     async def parent(ctx: Context) -> list[int]:
         spawned = await ctx.spawn(child, 1)
         return [*await ctx.gather(child, [2]), await ctx.join(spawned)]
