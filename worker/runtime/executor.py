@@ -212,19 +212,23 @@ class Executor:
             if delivery.has_history:
                 self._gate.resolved(delivery)
                 self._gate.release(run)
-            await self._notify_observers(run, settled)
-            writer = run.close()
-            if writer is not None:
-                await writer.close()
+            closing = self._close(run, settled)
+            if closing is not None:
+                await closing
         return isinstance(outcome, (Rerun, Park, AwaitVersion))
 
-    async def _notify_observers(self, run: Run, outcome: Outcome | None) -> None:
-        if outcome is None or not run.observed:
-            return
-        try:
-            await run.settled(ended=ends_attempt(outcome))
-        except Exception as error:  # noqa: BLE001 - the janitor does what is left
-            _log_failure(error, run)
+    def _close(self, run: Run, settled: Outcome | None) -> Coroutine[Any, Any, None] | None:
+        """Close a run, whose observers get the outcome that is stored; return what is to be awaited, if anything is."""
+        if settled is not None and run.observed:
+            return self._close_observed(run, settled)
+        writer = run.close()
+        return None if writer is None else writer.close()
+
+    async def _close_observed(self, run: Run, settled: Outcome) -> None:
+        await _notify_observers(run, settled)
+        writer = run.close()
+        if writer is not None:
+            await writer.close()
 
     async def give_up(self, run: Run) -> bool:
         """Settle a run whose handler ignores its cancellation.
@@ -243,7 +247,7 @@ class Executor:
                 execution = Execution(run, self._resources)
                 execution.task = task
                 await self._settle(execution, outcome, run.touch)
-                await self._notify_observers(run, outcome)
+                await _notify_observers(run, outcome)
         except LeaseLost as error:
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker continues", error)
         except EntriesLost as lost:
@@ -365,6 +369,14 @@ class Executor:
         except Exception:  # noqa: BLE001 - the worker continues; the lease brings the message back
             logger.exception("could not settle an unreadable message; it is left for recovery")
         return None
+
+
+async def _notify_observers(run: Run, settled: Outcome) -> None:
+    """Notify the observers of a run that its outcome is stored. What they leave is done by the janitor."""
+    try:
+        await run.settled(ended=ends_attempt(settled))
+    except Exception as error:  # noqa: BLE001 - the worker continues
+        _log_failure(error, run)
 
 
 def _log_failure(error: BaseException, run: Run) -> None:
