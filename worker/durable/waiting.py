@@ -32,6 +32,7 @@ from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.scripts import milliseconds
 from ..log import log_wait
+from ..resume_warning import warn_once
 from .journal.run_events import Waited
 from .run import Run
 from .steps.keys import Match, forget_steps
@@ -369,11 +370,29 @@ class WaitBoard:
 
     def _park(self) -> None:
         """Stop the run: the handler's own task, where it waits, stops itself."""
+        self._check_asked()
         for waiter in self._waiters.values():
             if waiter.own:
                 waiter.end(_PARK)
                 return
         self._run.cancel(StopReason.PARKED, self._reason(self._conditions()))
+
+    def _check_asked(self) -> None:
+        """Warn if all branches wait, and none of them for what a branch of an earlier run has waited for."""
+        run = self._run
+        waits = {waiter.condition.key for waiter in self._waiters.values()}
+        left = [
+            key
+            for key, data in run.history.saved.items()
+            if key not in waits and data.startswith(_SAVED_WAIT) and not run.keys.is_given(key)
+        ]
+        if left:
+            warn_once(
+                f"task {run.envelope.task!r} waits again in a branch in place of {sorted(left)[0]!r}, which an earlier "
+                "run had started: a branch finds its wait by the arguments of the call, so one that differs "
+                "in each run starts again; compute the argument in a step, or give the branch a scope: "
+                "with ctx.scope(...)"
+            )
 
     # watching
 

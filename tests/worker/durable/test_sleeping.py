@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from perdure import App, Context, Retry, State, SyncContext, TaskHandle, Worker
+from perdure import App, Context, ResumeWarning, Retry, State, SyncContext, TaskHandle, Worker
 from perdure.queues.delivery import settlement
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.errors import Unavailable
@@ -372,3 +372,20 @@ async def test_the_time_of_an_outage_counts_for_a_sleep(app: App, monkeypatch: p
         handle = await sleeps.enqueue()
         await asleep(handle)
     assert 50 < delays[0] < 59.6
+
+
+async def test_a_sleep_of_a_branch_that_starts_again_in_each_run_is_reported(app: App) -> None:
+    """A duration that no step has computed differs in each run, so that the branch would sleep for ever."""
+    runs: list[int] = []
+
+    @app.task
+    async def sleeps(ctx: Context) -> str:
+        runs.append(1)
+        seconds = 0.2 + len(runs) / 100 if len(runs) < 4 else 0.21
+        await asyncio.gather(ctx.sleep(seconds), ctx.sleep(3600 if len(runs) < 4 else 0.22))
+        return "done"
+
+    with pytest.warns(ResumeWarning, match="waits again in a branch in place of '#sleep'"):
+        async with running_worker(app):
+            handle = await sleeps.enqueue()
+            assert await bounded(handle.result()) == "done"
