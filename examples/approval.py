@@ -6,8 +6,8 @@
     perdure task answer order-17 approval '{"approved": true}' --by ada
     perdure task result order-17
 
-A web handler that knows the order and not the task answers by the token: `await app.answer("order:17", ...)`. If nobody
-answers in two days, the payment is refused. An answer to another amount than the one that is shown is void.
+A web handler that knows the order and not the task answers by the token: `await app.answer("order:17", ...)`. Without
+an answer in two days, the payment is refused. An answer to another amount than the one that is shown is void.
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ from .transport.gateway import Gateway
 from .transport.large_values import LargeValue, read_large
 from .transport.scripts import queue_script
 from .transport.threadsafe_calls import blocking
-from .waits import Answered, OpenWait, answer_wait, read_waits
 
 if TYPE_CHECKING:
     from .explanation.sentences import Explanation
+    from .waits import AnswerReceipt, OpenWait
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -388,7 +388,7 @@ class TaskHandle(Generic[R]):
             hint=True,
         )
 
-    async def answer(self, wait: str, value: Any, *, by: str = "", answer_id: str | None = None) -> Answered:
+    async def answer(self, wait: str, value: Any, *, by: str = "", answer_id: str | None = None) -> AnswerReceipt:
         """Answer a wait of the task (`ctx.wait_for`, `ctx.ask`), and wake it.
 
         By name, the open wait of that name gets the answer. If none of that name was opened yet, it is kept for the
@@ -408,11 +408,15 @@ class TaskHandle(Generic[R]):
             NoKey, PayloadTooLarge: See there.
             TypeError: The value is not JSON.
         """
+        from .waits import answer_wait
+
         options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self._payload_limit}
         return await answer_wait(self._gateway, self.partition, self.id, wait, value, **options)
 
     async def waits(self) -> list[OpenWait]:
         """Return the open waits of the task for answers, the oldest first."""
+        from .waits import read_waits
+
         return (await read_waits(self._gateway, self.partition, self.id)).open
 
     async def correct(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import aclosing
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pydantic_core import from_json
 
@@ -38,7 +38,9 @@ from .transport.address import Address
 from .transport.gateway import Gateway
 from .transport.replication import Replicated, Replication
 from .transport.server_check import ServerRequirements
-from .waits import Answered, answer_token
+
+if TYPE_CHECKING:
+    from .waits import AnswerReceipt
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -393,11 +395,13 @@ class Producer:
             raise TaskNotFound(str(to), f"any queue of namespace {self.namespace.name!r} on {self.address.shown}")
         return await handle.send(content, sender=sender, message_id=message_id)
 
-    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> Answered:
+    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> AnswerReceipt:
         """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
 
         Raises `WaitNotFound` if no open wait has the token.
         """
+        from .waits import answer_token
+
         options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self.payload_limit}
         return await answer_token(self.gateway, self.namespace, token, value, **options)
 

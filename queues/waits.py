@@ -201,7 +201,7 @@ class Waits(NamedTuple):
     early: dict[str, Answer]
 
 
-class Answered(NamedTuple):
+class AnswerReceipt(NamedTuple):
     """Receipt of an answer.
 
     Attributes:
@@ -345,7 +345,7 @@ async def answer_wait(
     answer_id: str | None = None,
     limit: int = DEFAULT_PAYLOAD_LIMIT,
     token: str | None = None,
-) -> Answered:
+) -> AnswerReceipt:
     """Answer a wait of a task, or of its last successor.
 
     Args:
@@ -380,7 +380,7 @@ async def answer_wait(
             break
         target, (reply, *rest) = await _send(gateway, known, task_id, sent)
         if reply in (b"answered", b"kept", b"used"):
-            return Answered(
+            return AnswerReceipt(
                 task_id, sent.wait if reply == b"used" else target, State(rest[0].decode()), reply == b"kept"
             )
         if reply == b"missing":
@@ -448,7 +448,7 @@ def _refusal(reply: bytes, rest: Sequence[bytes], task_id: str, wait: str) -> Qu
             problem = "it has an answer already"
         case b"closed":
             waits = counted(int(rest[0]), "wait")
-            problem = f"none of this name is open, and {waits} of it had an end already: an answer is for one question"
+            problem = f"{waits} of this name had an end already, and no other is open: an answer is for one question"
         case _:
             kept = counted(int(rest[0]), "answer")
             problem = f"no wait of this name is open yet, and {kept} with {int(rest[1]):,} bytes came early already"
@@ -465,7 +465,7 @@ def _plain_id(text: str) -> str:
 
 
 async def _target(gateway: Gateway, partition: Partition, task_id: str, sent: _Sent) -> OpenWait | None:
-    """Return the open wait that an answer is for, None if there is none. Raises `WaitNotFound` if there are several."""
+    """Return the open wait that an answer is for, or None. Raises `WaitNotFound` if there are several."""
     wait = sent.wait
     if sent.by_id:
         stored = await gateway.command("HGET", partition.inbox(task_id), f"w:{wait}")
@@ -595,7 +595,7 @@ async def find_token(gateway: Gateway, namespace: Namespace, token: str) -> tupl
     return None if partition is None else (partition, holder)
 
 
-async def answer_token(gateway: Gateway, namespace: Namespace, token: str, value: Any, **options: Any) -> Answered:
+async def answer_token(gateway: Gateway, namespace: Namespace, token: str, value: Any, **options: Any) -> AnswerReceipt:
     """Answer the wait with a token. See `answer_wait` for options and errors."""
     check_token(token)
     found = await find_token(gateway, namespace, token)

@@ -14,7 +14,6 @@ from ..queues.errors import ConfigurationError
 from ..queues.keys import check_name
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
-from ..queues.waits import Answered
 from .durable.steps.current import Durability
 from .log import logger
 from .middleware import Chain, Middleware, build_chain, enqueue_innermost
@@ -25,6 +24,7 @@ from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_
 from .task import Handler, OnOrphan, P, R, SyncHandler, Task, refuse_unknown
 
 if TYPE_CHECKING:
+    from ..queues.waits import AnswerReceipt
     from .agent_task import AgentTask
     from .agents.agent import Agent, S
     from .agents.coherence.findings import Coherence
@@ -146,7 +146,7 @@ class App:
         """
         return self._sync
 
-    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> Answered:
+    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> AnswerReceipt:
         """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
 
         Raises `WaitNotFound` if no open wait has the token.

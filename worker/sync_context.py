@@ -10,7 +10,6 @@ from contextvars import Token
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from .context import Context, TaskInfo
-from .durable.answers import Wait
 from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable
 from .durable.step_caller import StepCaller
 from .durable.steps.current import check_name
@@ -21,7 +20,7 @@ from .errors import StepDefinitionError, TaskDefinitionError
 if TYPE_CHECKING:
     from .durable.first import First
     from .durable.saga import Saga
-    from .sync_parts import SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace
+    from .sync_parts import SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWait, SyncWorkspace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,26 +37,6 @@ def _reading(
         return result
 
     return read
-
-
-class SyncWait(Blocking[Wait[Any]]):
-    """An open wait for an answer; see `Wait`."""
-
-    @property
-    def id(self) -> str:
-        return self._wrapped.id
-
-    @property
-    def token(self) -> str | None:
-        return self._wrapped.token
-
-    @property
-    def by(self) -> str | None:
-        """The name that the sender of the answer gave; None without an answer."""
-        return self._wrapped.by
-
-    result = blocking(Wait.result)
-    close = blocking(Wait.close)
 
 
 class SyncStepCaller:
@@ -92,6 +71,8 @@ class SyncStepCaller:
 
     def open_wait(self, name: str, type: Any = Any, **options: Any) -> SyncWait:
         """Open a wait, and return it before it has its answer, which is `wait.result()`. See `Context.open_wait`."""
+        from .sync_parts import SyncWait
+
         return SyncWait(call_in_loop(functools.partial(self._caller.open_wait, name, type, **options)))
 
 

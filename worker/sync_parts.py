@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .agents.journal.state import Artifact
 from .agents.resume_info import Part, ResumeInfo
 from .artifacts.task_artifacts import Artifacts
+from .durable.answers import Wait
 from .durable.journal.event import Event
 from .durable.journal.handoff.document import Handoff
 from .durable.sync.blocking import Blocking, blocking
@@ -101,3 +103,23 @@ class SyncResumeInfo(Blocking[ResumeInfo]):
             return [event async for event in self._wrapped.history()]
 
         return call_in_loop(read)
+
+
+class SyncWait(Blocking[Wait[Any]]):
+    """An open wait for an answer; see `Wait`."""
+
+    @property
+    def id(self) -> str:
+        return self._wrapped.id
+
+    @property
+    def token(self) -> str | None:
+        return self._wrapped.token
+
+    @property
+    def by(self) -> str | None:
+        """The name that the sender of the answer gave; None without an answer."""
+        return self._wrapped.by
+
+    result = blocking(Wait.result)
+    close = blocking(Wait.close)

@@ -92,7 +92,7 @@ async def test_an_open_wait_is_answered_once_by_name_and_by_id(producer: Produce
     assert (await read_waits(gateway, partition, "t")).open == []
     assert await answered(gateway, partition, "approval") is None
     assert (await answer_wait(gateway, partition, "t", "approval", {"amount": 9}, answer_id="a")).wait == "approval"
-    with pytest.raises(AnswerRefused, match="none of this name is open, and 1 wait of it had an end"):
+    with pytest.raises(AnswerRefused, match="1 wait of this name had an end already"):
         await answer_wait(gateway, partition, "t", "approval", {"amount": 8})
     assert [one async for one in read_inbox(gateway, partition, "t")] == [], "no field is foreign"
 

@@ -38,7 +38,7 @@ async def test_an_approval_after_a_day_pays(example: Any, perdure_clock: Perdure
     assert len(example.LEDGER.read_text().splitlines()) == 1
 
 
-async def test_nobody_answers_in_two_days(example: Any, perdure_clock: PerdureClock) -> None:
+async def test_a_payment_without_an_answer_is_refused(example: Any, perdure_clock: PerdureClock) -> None:
     async with example.app:
         handle = await example.pay.enqueue(17, 900)
         await perdure_clock.run_until_idle(example.app)

@@ -202,7 +202,7 @@ PLACEHOLDERS = {
     "agent": "AGENT",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
-NO_KEYS |= {"session_partition", "session_partitions", "shared_keys"}
+NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
 
@@ -216,7 +216,10 @@ def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
         if callable(value):
             value = value(*(PLACEHOLDERS[name] for name in inspect.signature(value).parameters))
         found.add(value.replace(":0}", ":n}"))
-    tag, end, _ = min(found).partition("}:")
+    if isinstance(owner, Namespace):
+        found.add(re.sub(r"~tokens:\d+\}:token:.*", "~tokens:n}:token:DIGEST", owner.token("x").key))
+        found.discard("")
+    tag, end, _ = min(found, key=len).partition("}:")
     return found | set(junk_keys(f"{tag}{end}NAME"))
 
 

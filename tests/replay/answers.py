@@ -65,7 +65,7 @@ def answers_that_do_not_come(app: App, world: Journal) -> Task[Any, Any]:
 
     @app.task(retry=RETRY)
     async def work(ctx: Context) -> list[Any]:
-        found = ""
+        found = None
         try:
             await ctx.wait_for("approval", bool, timeout=0.05)
         except WaitTimedOut:

@@ -65,6 +65,7 @@ from .steps.keys import changed_scope, forget_steps
 from .steps.matching import read_recorded_steps
 from .waiting import (
     OPEN,
+    REQUIRED,
     TIMED_OUT,
     Closing,
     Condition,
@@ -82,9 +83,6 @@ T = TypeVar("T")
 
 QUESTION: Final = "question"
 """Name of the waits of `ctx.ask` without a name."""
-
-REQUIRED: Final[Any] = object()
-"""Default of a wait that has none: a time-out raises."""
 
 _SHOWN_BYTES: Final = 16_384
 """Largest value that senders can read; of a larger one they have the digest only."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from ...queues.durations import Moment
 from ...queues.handle import TaskHandle
 from ...queues.inbox import InboxMessage
 from ..errors import StepDefinitionError
-from .answers import REQUIRED, Wait, ask, open_wait
 from .joining import followed
 from .messaging import receive
 from .run import Run
 from .steps.current import StepOptions
 from .steps.execution import run_step
 from .steps.tool_calls import CallReasons, LoggedCall
+from .waiting import REQUIRED
+
+if TYPE_CHECKING:
+    from .answers import Wait
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -167,6 +170,8 @@ class StepCaller:
             StepMismatch: an answer is recorded here that another person gave, or to something else than is shown.
             StepDefinitionError, PayloadTooLarge: an argument is not valid, or too large.
         """
+        from .answers import open_wait
+
         given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": why}
         return await (await open_wait(self._run, name, type, self._options, **given, shows=shows, token=token))
 
@@ -187,6 +192,8 @@ class StepCaller:
         So people are notified after they can answer: `wait = await ctx.open_wait(...)`, then a step that sends them
         `wait.id` or the token, then `await wait`.
         """
+        from .answers import open_wait
+
         given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": why}
         return await open_wait(self._run, name, type, self._options, **given, shows=shows, token=token)
 
@@ -211,6 +218,8 @@ class StepCaller:
 
         Raises as `wait_for`.
         """
+        from .answers import ask
+
         given: dict[str, Any] = {"timeout": timeout, "default": default}
         return await ask(self._run, who, question, type, name=name, **given, options=self._options)
 

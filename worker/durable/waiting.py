@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar, Final, TypeAlias
 
 import anyio
@@ -54,6 +55,9 @@ _PARK: Final = object()
 _CHANGED: Final = b"waits"
 _WATCHER: Final = "#waits"
 _LEAST_PAUSE: Final = 0.001
+
+REQUIRED: Final[Any] = object()
+"""Default of a wait for an answer that has none: a time-out raises."""
 
 TIMED_OUT: Final = WaitEnd.TIMED_OUT
 """Result of a wait whose time has passed first."""
@@ -195,9 +199,20 @@ async def close_waits(run: Run, scopes: Iterable[str]) -> Closing:
         data = run.history.saved[key]
         if data.startswith(_SAVED_WAIT):
             found = orjson.loads(data)
-            closer = _CLOSERS.get(found[WAIT], _close)
+            closer = _closer(found[WAIT])
             closer(run, key, found, closing)
     return closing
+
+
+def _closer(kind: str) -> Closer:
+    """Return the closer of a kind, whose module another run may have needed, and this one not yet."""
+    if kind in _HOMES:
+        import_module(f".{_HOMES[kind]}", __package__)
+    return _CLOSERS.get(kind, _close)
+
+
+_HOMES: Final = {"answer": "answers"}
+"""Modules that set the closers of kinds, and that plain tasks do not import."""
 
 
 def _close(run: Run, key: str, saved: dict[str, Any], closing: Closing) -> None:

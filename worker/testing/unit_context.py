@@ -25,7 +25,7 @@ from ...queues.transport.gateway import Gateway
 from ...queues.waits import RECORDS
 from ..artifacts.task_artifacts import Artifacts
 from ..context import Context
-from ..durable.answers import QUESTION, REQUIRED, UnitWait, Wait, describe_wait
+from ..durable.answers import QUESTION, UnitWait, Wait, describe_wait
 from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.extras import Host
 from ..durable.joining import (
@@ -43,6 +43,7 @@ from ..durable.sleeping import check_sleep, check_sleep_until
 from ..durable.step_caller import StepCaller
 from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
 from ..durable.steps.threads import Threads
+from ..durable.waiting import REQUIRED
 from ..errors import ChildFailed, SpawnRefused
 from ..memory.task_memory import TaskMemory
 from ..settings import Settings
@@ -150,7 +151,7 @@ class UnitContext(Context):
         return found
 
     async def wait_for(self, name: str, type: Any = Any, **options: Any) -> Any:
-        """Return the next given answer to this name. If there is none, the time to wait has passed at once.
+        """Return the next given answer to this name. Without one, the time to wait has passed at once.
 
         Raises `Refused` where the task would wait for ever, `WaitTimedOut`, and `pydantic.ValidationError` for an
         answer that is not of this type.

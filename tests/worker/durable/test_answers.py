@@ -207,7 +207,7 @@ async def test_a_time_out_raises_or_gives_the_default(app: App, default: bool) -
     @app.task(retry=Retry(max_attempts=1))
     async def pay(ctx: Context) -> Any:
         if default:
-            return await ctx.wait_for("approval", bool, timeout=timedelta(seconds=0.1), default="nobody answered")
+            return await ctx.wait_for("approval", bool, timeout=timedelta(seconds=0.1), default="no answer")
         try:
             await ctx.wait_for("approval", bool, timeout=0.1, who="ada")
         except WaitTimedOut as error:
@@ -218,7 +218,7 @@ async def test_a_time_out_raises_or_gives_the_default(app: App, default: bool) -
     async with app, running_worker(app):
         handle = await pay.enqueue()
         if default:
-            assert await bounded(handle.result()) == "nobody answered"
+            assert await bounded(handle.result()) == "no answer"
             return
         await opened(handle, "approval#2")
         await handle.answer("approval", True)
@@ -316,7 +316,7 @@ async def test_a_closed_wait_takes_no_answer(app: App) -> None:
     async with app, running_worker(app):
         handle = await pay.enqueue()
         await opened(handle, "other")
-        with pytest.raises(AnswerRefused, match="none of this name is open"):
+        with pytest.raises(AnswerRefused, match="of this name had an end already"):
             await handle.answer("approval", True)
         await handle.answer("other", True)
         assert await bounded(handle.result()) is True

@@ -26,7 +26,6 @@ from ....queues.partitions.route import Route
 from ....queues.presence import present_workers
 from ....queues.transport.backoff import jittered
 from ....queues.transport.gateway import Gateway
-from ....queues.waits import forget_ended_waits
 from ...log import logger
 from ...loop_errors import LoopErrors
 from ..shared_settings import WorkerTimings
@@ -107,7 +106,7 @@ class Janitor:
                 "lost tasks": partial(put_back_lost, self._gateway, partition, self._consumer.lease),
                 "timeline": partial(trim_timeline, self._gateway, partition),
                 "dead letters": partial(trim_letters, self._gateway, partition, self._dead_letter_ttl()),
-                "waits": partial(forget_ended_waits, self._gateway, partition),
+                "waits": partial(self._forget_waits, partition),
                 "consumers": partial(self._consumer.remove_idle_consumers, partition, self._idle_consumer, present),
             }
             for part, work in parts.items():
@@ -117,6 +116,11 @@ class Janitor:
         await self._errors.attempt(partial(self._gateway.set_keys_aside, shared), "keys of the namespace")
         for queue, route in self._assignment.routes.items():
             await self._errors.attempt(partial(self._retire, queue, route), f"route of queue {queue}")
+
+    async def _forget_waits(self, partition: Partition) -> int:
+        from ....queues.waits import forget_ended_waits
+
+        return await forget_ended_waits(self._gateway, partition)
 
     async def _retire(self, queue: str, route: Route) -> None:
         """Remove generations from the route that can have no record any more."""
