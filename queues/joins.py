@@ -556,7 +556,7 @@ async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) ->
         retention: Seconds for which the records of cancelled children are kept.
     """
     member = f"{place.task_id}:{place.group}"
-    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "0", _LATE_MS]):
+    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "close", _LATE_MS]):
         return
     async for children in _open_children(gateway, place):
         unconfirmed = [(child, message) for child, message, _ in children if message]
@@ -573,9 +573,9 @@ async def _cancel(gateway: Gateway, found: ChildPlace, retention: float) -> None
         await cancel_task(gateway, found.partition, found.task_id, retention=retention)
 
 
-async def _delete(gateway: Gateway, place: JoinPlace) -> None:
+async def _delete(gateway: Gateway, place: JoinPlace, act: str = "delete") -> None:
     member = f"{place.task_id}:{place.group}"
-    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "1", _LATE_MS])
+    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, act, _LATE_MS])
 
 
 async def _open_children(
@@ -818,7 +818,7 @@ async def look_at_join(gateway: Gateway, place: JoinPlace, *, retention: float) 
         ]
     )
     if life is None:
-        await _delete(gateway, place)
+        await _delete(gateway, place, "clear")
         return False
     alive = state is not None and state not in _ENDED
     if not alive or life.decode() != life_of(int(attempts or 0), int(replays or 0)):

@@ -22,11 +22,14 @@ elseif number > total then
 end
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')
+local here = redis.call('HEXISTS', KEYS[2], 'state') == 1
 local room = waiting > 0 and 0 or join_room(tonumber(known[3] or ARGV[9]), redis.call('SCARD', KEYS[4]))
 local launched = {1}
 if not known[1] then
   redis.call('HSET', KEYS[3], 'total', 0, 'mode', ARGV[8], 'limit', ARGV[9], 'life', ARGV[10])
-  redis.call('HSET', KEYS[2], 'joins', '1')
+  if here then
+    redis.call('HSET', KEYS[2], 'joins', '1')
+  end
   redis.call('ZADD', KEYS[6], now_ms() + 5000, ARGV[5] .. ':' .. ARGV[6])
 end
 for i = 11, #ARGV, 2 do

@@ -1,4 +1,4 @@
--- include: fence, inbox, waits, retention, on_end, watched
+-- include: fence, inbox, retention, on_end
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any, then the
 --       record of its clean-up task if it has one, then the outbox if ARGV has the retentions at its end
@@ -23,7 +23,8 @@ local function unread(inbox)
   return found
 end
 
-local watched = is_watched(KEYS[2])
+-- as in watched.lua, without its functions: each call of a script would create them for plain tasks as well
+local watched = redis.call('HEXISTS', KEYS[2], 'watchers') == 1
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and (watched and 3 or 1) or 0
 end
@@ -52,7 +53,7 @@ if kept then
   if left and left > 0 then
     redis.call('HSET', KEYS[2], 'unread', left)
   end
-  local early = early_counts(KEYS[3])
+  local early = inbox_number(string.match(redis.call('HGET', KEYS[3], 'early') or '', '^(%d+) %d+$'))
   if early > 0 then
     redis.call('HSET', KEYS[2], 'unused_answers', early)
   end
@@ -62,7 +63,7 @@ end
 for i = 7, #KEYS do
   if known and i == #KEYS then
     if watched then
-      put_notice(KEYS[i], string.match(KEYS[2], '[^:]*$'), now)
+      redis.call('ZADD', KEYS[i], now + 3000, string.match(KEYS[2], '[^:]*$'))
     end
   elseif i > 8 then
     enqueue_cleanup(KEYS[1], KEYS[6], KEYS[i], ARGV[13], ARGV[14], ARGV[15])

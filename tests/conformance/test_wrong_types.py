@@ -25,6 +25,8 @@ PRESENT = {
     *((script, "record") for script in ("enqueue", "schedule", "enqueue_large", "enqueue_copy", "trim_timeline")),
     *((script, "closed") for script in ("enqueue", "schedule", "enqueue_large", "enqueue_copy", "enqueue_successor")),
     ("reset_task", "closed"),
+    ("enqueue_child", "record"),
+    ("enqueue_child", "closed"),
 }
 """Scripts that only ask whether a key exists, which a value of another type does."""
 
