@@ -389,3 +389,27 @@ async def test_concurrent_branches_keep_their_tasks(app: App) -> None:
         await work_off(app)
         await bounded(running.result())
         assert runs[0] == runs[1]
+
+
+async def test_the_delay_after_repeated_crashes_enqueues_no_task_again(app: App) -> None:
+    ran, starts = Counter[str](), list[int]()
+
+    @app.task
+    async def child(ctx: Context) -> None:
+        ran["child"] += 1
+
+    @app.task(retry=Retry(max_attempts=1, max_crashes=10, base=0.0))
+    async def parent(ctx: Context) -> int:
+        await child.enqueue()
+        starts.append(ctx.crashes)
+        if len(starts) < 5:
+            await lose_worker(app, running)
+        return len(starts)
+
+    async with app:
+        running = await parent.enqueue()
+        while len(starts) < 5:
+            await work_off(app)
+        assert await bounded(running.result()) == 5
+        assert "crash_backoff" in [event.type async for event in running.events()]
+        assert ran == {"child": 1}
