@@ -20,7 +20,10 @@ _SHOWN: Final = 20
 
 
 class JoinProgress(NamedTuple):
-    """How far a join is. failed: first child that died, if that ends the join. open: a child that has not ended."""
+    """The progress of a join.
+
+    failed: first child that died, if that ends the join. open: a child that has not ended.
+    """
 
     total: int
     ended: int
