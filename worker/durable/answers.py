@@ -271,7 +271,7 @@ async def _begin_in_call(run: Run, call: WaitCall, options: StepOptions) -> Wait
         asked = StepRecord.decode(former).arguments
         if options.on_mismatch != "rerun" and changed_scope(run.keys.within) not in run.history.saved:
             raise StepMismatch(key, asked, call.asked, after_new=run.steps_recorded > 0, question=True)
-        await wait._open(withdrawn=asked)
+        await wait._open(withdrawn=asked, following=True)
     elif started is None:
         await wait._open()
     elif not _same_question(started["h"], call):
@@ -499,8 +499,12 @@ class Wait(Generic[T]):
                 lambda: free_token(run.gateway, run.delivery.partition, run.id, self.id, self.token or "")
             )
 
-    async def _open(self, withdrawn: str = "") -> None:
-        """Open the wait, in place of another question if there was one, and claim its token."""
+    async def _open(self, withdrawn: str = "", *, following: bool = False) -> None:
+        """Open the wait, in place of another question if there was one, and claim its token.
+
+        following: Close the open waits of this name that an earlier run has opened after the other question was
+        answered: they are asked for again, so that no answer to them counts for what follows from this one.
+        """
         run, call = self._run, self._call
         self._first = not withdrawn and await self._is_first()
         now = await redis_time(run)
@@ -515,7 +519,7 @@ class Wait(Generic[T]):
                 call.asked,
             )
             dropped = forget_steps([self._key], run.history)
-            for key in self._later():  # their questions followed from an answer to this one
+            for key in self._later() if following else ():
                 wait = wait_id(key)
                 dropped += [*forget_steps([key], run.history), closing(run.id, wait)]
                 dropped.append(run.next_entry(Waited(closed=True, wait=wait)))

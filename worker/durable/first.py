@@ -80,8 +80,14 @@ class _Call:
 
     def start(self, name: str, branch: Awaitable[T]) -> asyncio.Task[T]:
         """Run a branch in its scope."""
-        with self._run.keys.scoped(f"{self._scope}/{name}"):
-            return asyncio.create_task(_await(branch))
+        keys = self._run.keys
+        token = keys.enter_scope(f"{self._scope}/{name}")
+        try:
+            task = asyncio.create_task(_await(branch))
+        finally:
+            keys.leave_scope(token)
+        keys.note_caller(self.scope_of(name), task)
+        return task
 
     async def plan(self) -> None:
         """Store the call with the next write: its key, under which its branches record, is that of these names."""

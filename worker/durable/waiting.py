@@ -173,12 +173,15 @@ def save_wait(run: Run, key: str, kind: str, saved: Mapping[str, Any]) -> Entry:
 async def match_wait(run: Run, name: str, digest: str, *, order: str | None = None) -> Match:
     """Return the key of a call that waits, and its record if there is one. Its saved wait is known after that.
 
-    See `match_call`. In a branch, any of the open waits may be that of this call.
+    See `match_call`. In a branch, any of the open waits may be that of this call, unless the branch has a scope of its
+    own: there it calls in the same order in each run.
     """
-    history = run.history
-    if history.pages is not None and not run.is_own_task():
-        await history.read_all()
-    match = await match_call(run, name, digest, history.saved, order=order)
+    history, caller = run.history, None
+    if not run.is_own_task():
+        caller = run.keys.caller()
+        if history.pages is not None:
+            await history.read_all()
+    match = await match_call(run, name, digest, history.saved, order=order, caller=caller)
     if match[1] is None and match[2] is None:
         await history.read_unfinished(match[0])
     return match

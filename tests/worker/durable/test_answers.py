@@ -372,6 +372,61 @@ async def test_a_wait_that_lost_a_race_has_its_answer_later(app: App) -> None:
         assert await bounded(handle.result()) in (["first", True, False], ["second", True, False])
 
 
+@pytest.mark.parametrize("scope", ["first/ok", "page"])
+async def test_a_branch_with_a_scope_withdraws_what_it_showed_before(app: App, scope: str) -> None:
+    """One wait is open: an answer to the former content is void, and no second question stays beside it."""
+    shown = [9]
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def pay(ctx: Context) -> Any:
+        amount = shown[0]
+
+        async def page() -> bool:
+            with ctx.scope("page"):
+                return await ctx.wait_for("approval", bool, shows=amount)
+
+        if scope == "page":
+            return [amount, *await asyncio.gather(page())]
+        return [amount, (await ctx.first(ok=ctx.wait_for("approval", bool, shows=amount), late=ctx.sleep(3600))).value]
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, f"{scope}/approval")
+        shown[0] = 900
+        await handle.answer("approval", True)
+
+        async def asked_again() -> bool:
+            return [wait.shown for wait in await handle.waits()] == [900] and (await handle.record()).waits is not None
+
+        await wait_until(asked_again, "it shows the other amount only")
+        await handle.answer("approval", False)
+        assert await bounded(handle.result()) == [900, False]
+
+
+async def test_a_withdrawn_question_leaves_the_one_beside_it_alone(app: App) -> None:
+    shown = [1, 2]
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def pay(ctx: Context) -> Any:
+        waits = [await ctx.open_wait("approval", int, shows=page) for page in list(shown)]
+        return [await wait for wait in waits]
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "approval", "approval#2")
+        await handle.answer("approval#2", 22)
+        shown[0] = 11
+        await handle.answer("approval#1", 1)
+
+        async def asked_again() -> bool:
+            found = {wait.id: wait for wait in await handle.waits()}
+            return found["approval"].shown == 11 and (await handle.record()).waits is not None
+
+        await wait_until(asked_again, "the first one shows something else")
+        await handle.answer("approval#1", 11)
+        assert await bounded(handle.result()) == [11, 22]
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "pay out"}, "name of a wait must be"),
     ({"name": "a/b"}, "name of a wait must be"),

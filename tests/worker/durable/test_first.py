@@ -353,3 +353,16 @@ async def _events(handle: TaskHandle[Any], kind: str, number: int) -> bool:
 
 async def _waits(handle: TaskHandle[Any], what: str) -> bool:
     return (await handle.record()).waits == what
+
+
+async def test_a_sleep_whose_duration_changes_ends_when_it_first_should(app: App) -> None:
+    """Such as the time that is left, which each run computes."""
+    seconds = iter([1, 3600, 3600, 3600])
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def waits(ctx: Context) -> str:
+        return (await ctx.first(message=ctx.inbox(wait=3600), late=ctx.sleep(next(seconds)))).name
+
+    async with app, running_worker(app):
+        handle = await waits.enqueue()
+        assert await bounded(handle.result()) == "late"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import TypeAlias
+from weakref import ref
 
 import orjson
 
@@ -29,7 +30,7 @@ Match: TypeAlias = tuple[str, bytes | None, bytes | None]
 class StepKeys:
     """Keys that one run has given out. within: key of the step of an agent's plan that encloses those called now."""
 
-    __slots__ = ("_ahead", "_matched", "_names", "_skipped", "within")
+    __slots__ = ("_ahead", "_callers", "_matched", "_names", "_skipped", "within")
 
     def __init__(self) -> None:
         self.within: str | None = None
@@ -40,6 +41,8 @@ class StepKeys:
         """Names of which no record is left."""
         self._skipped: tuple[str, ...] = ()
         """Scopes whose steps need not be called."""
+        self._callers: dict[str, ref[asyncio.Task[object]] | None] = {}
+        """The asyncio task that has entered a scope; None for several."""
 
     @property
     def scope(self) -> str:
@@ -70,6 +73,7 @@ class StepKeys:
         self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
         self._ahead = {key for key in self._ahead if not key.startswith(scope)}
         self._matched = {name for name in self._matched if not name.startswith(scope)}
+        self._callers = {name: task for name, task in self._callers.items() if not name.startswith(scope)}
 
     async def find(self, name: str, step_id: str, digests: tuple[str, ...], history: History) -> Match:
         """Return the match of a step with an id. Raises `StepDefinitionError` if this run has called it already."""
@@ -229,10 +233,24 @@ class StepKeys:
     def scoped(self, name: str) -> Iterator[None]:
         """Put the steps that are called in the block, and in asyncio tasks that it starts, into a scope."""
         token = self.enter_scope(name)
+        self.note_caller(self.scope, asyncio.current_task())
         try:
             yield
         finally:
             self.leave_scope(token)
+
+    def note_caller(self, scope: str, task: asyncio.Task[object] | None) -> None:
+        """Note the asyncio task that calls in a scope: in the same order in each run, as the handler's own does."""
+        known = self._callers.get(scope)
+        if task is not None and scope not in self._callers:
+            self._callers[scope] = ref(task)
+        elif known is not None and known() is not task:
+            self._callers[scope] = None
+
+    def caller(self) -> asyncio.Task[object] | None:
+        """Return the asyncio task that makes the calls of the scope here; None if several do, or it is not known."""
+        known = self._callers.get(_SCOPE.get())
+        return None if known is None else known()
 
     @contextmanager
     def inside(self, step: str) -> Iterator[None]:

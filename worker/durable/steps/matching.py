@@ -34,7 +34,13 @@ async def match_step(run: Run, name: str, digests: tuple[str, ...], *, rerun: bo
 
 
 async def match_call(
-    run: Run, name: str, digest: str, started: Mapping[str, bytes] | None = None, *, order: str | None = None
+    run: Run,
+    name: str,
+    digest: str,
+    started: Mapping[str, bytes] | None = None,
+    *,
+    order: str | None = None,
+    caller: asyncio.Task[object] | None = None,
 ) -> Match:
     """Return the key of a call that is not a step, and its record if there is one.
 
@@ -45,6 +51,7 @@ async def match_call(
         started: What earlier runs stored of calls without a record: JSON objects with the digest as `h`.
         order: What the digest of the next record must begin with to be met, up to a colon, which those of earlier
             versions do not have; None for any record, also if another one, which is not read yet, fits the call.
+        caller: The asyncio task that makes such calls in one order, in place of the handler's own.
 
     Raises `DecryptionError`.
     """
@@ -53,7 +60,7 @@ async def match_call(
         return keys.next(name), None, None
     if known := keys.match_next(name, digest, history):
         return (*known, None)
-    digests, handler = (digest, ""), run.task
+    digests, handler = (digest, ""), caller or run.task
     if history.pages is not None:
         await keys.read(name, digests, history, next_only=order is None and asyncio.current_task() is handler)
         if known := keys.match_next(name, digest, history):
