@@ -258,7 +258,10 @@ def _check_results(world: World, children: dict[str, list[str]]) -> None:
     for task in world.plan.tasks:
         if task.kind not in PARENTS or world.checks.state(task.id) != "succeeded" or world.server.lost:
             continue
-        for spot, token in _result(world, task.id) or ():
+        result = _result(world, task.id) or ()
+        if len({spot for spot, _ in result}) < len(result):
+            world.checks.add("other child", f"{task.id} has the result of a child twice: {result}")
+        for spot, token in result:
             known = [_result(world, child) for child in children.get(spot, ())]
             if [spot, token] not in known:
                 world.checks.add("other child", f"{task.id} has {token} for {spot}, whose children have {known}")

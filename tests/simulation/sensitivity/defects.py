@@ -1,4 +1,4 @@
-"""Defects that earlier versions of the scripts had, which a test or `sensitivity` puts back."""
+"""Defects of the scripts, which a test or `sensitivity` puts in: earlier versions had some of them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,24 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "a worker claims what it runs by XAUTOCLAIM": (
         ("if not redis.call('XPENDING', KEYS[1], group, '-', '+', 1, worker)[1] then", "if true then"),
     ),
+    "an answer replaces the one that a wait has": (
+        ("if held then\n  return {'taken', early and 'early' or 'answer'}\nend", ""),
+    ),
+    "an early answer is not given to its wait": (("local kept = early == '1' and", "local kept = false and"),),
+    "a child that is known is enqueued again": (
+        ("if redis.call('EXISTS', KEYS[3]) == 1 then\n  return 0\nend\nif redis.call('EXISTS', KEYS[2])", "if redis.call('EXISTS', KEYS[2])"),
+    ),
+    "the end of a child is counted twice": (
+        ("if not known[1] or redis.call('SISMEMBER', KEYS[3], ARGV[3]) == 0 then", "if not known[1] then"),
+    ),
+    "the end of a child lets no other one start": (
+        ("if not failed and not known[6] and waiting > 0 then", "if false then"),
+    ),
+    "the end of a child does not wake its parent": (("if (over and word == plain) or", "if false and"),),
+    "a delivered notice leaves the record for ever": (("  redis.call('PEXPIRE', KEYS[1], kept)\nend\nreturn 1", "end\nreturn 1"),),
+    "a closed join is left": (("  redis.call('UNLINK', KEYS[1], KEYS[2])\nelse", "else"),),
 }
-"""Defects that earlier versions of the scripts had, each as parts of scripts and what they were."""
+"""Defects, each as parts of scripts and what they are instead: those of earlier versions, then those of waits and joins."""
 
 
 def replacement(*parts: tuple[str, str]) -> Callable[[bytes], bytes]:

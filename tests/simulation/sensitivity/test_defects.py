@@ -1,4 +1,4 @@
-"""Defects that earlier versions of the scripts had: each is seen in a small run, which is sound without it."""
+"""Defects of the scripts: each is seen in a small run, which is sound without it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def play(plan: Plan, defect: str | None = None) -> Outcome:
 
 def chains(count: int, steps: int = 2, at: float = 0.5) -> tuple[TaskPlan, ...]:
     return tuple(TaskPlan(f"t{at}-{number}", "chain", at + 0.01 * number, steps, 0.5) for number in range(count))
+
+
+def tasks_of(kind: str, count: int = 1, steps: int = 3) -> tuple[TaskPlan, ...]:
+    return tuple(TaskPlan(f"t{number}", kind, 0.5 + 0.01 * number, steps, 0.3) for number in range(count))
 
 
 STILL: Final = Plan(
@@ -76,6 +80,23 @@ RUNS = {
     ),
     "a worker claims what it runs": (STILL, "own claim"),
     "a worker claims what it runs by XAUTOCLAIM": (STILL, "own claim"),
+    # Impatient senders answer twice while the run works.
+    "an answer replaces the one that a wait has": (Plan(1, 1, 1.0, tasks_of("orders", 4), ()), "answer lost"),
+    "an early answer is not given to its wait": (Plan(1, 1, 1.0, tasks_of("early"), ()), "answer lost"),
+    # The reply to the launch of a child is lost, so it is launched again.
+    "a child that is known is enqueued again": (
+        Plan(1, 1, 1.0, tasks_of("family"), (Fault(0.4, "cut", 0, 0.0, "enqueue_child"),), clean=5.0),
+        "one place",
+    ),
+    # The reply to a notice is lost, so it is delivered again.
+    "the end of a child is counted twice": (
+        Plan(1, 1, 1.0, tasks_of("streams"), (Fault(0.4, "cut", 0, 0.0, "notify_join"),), clean=5.0),
+        "other child",
+    ),
+    "the end of a child lets no other one start": (Plan(1, 1, 1.0, tasks_of("gathers"), (), clean=5.0), "no progress"),
+    "the end of a child does not wake its parent": (Plan(1, 1, 1.0, tasks_of("gathers"), (), clean=5.0), "no progress"),
+    "a delivered notice leaves the record for ever": (Plan(1, 1, 1.0, tasks_of("gathers"), (), clean=5.0), "leak"),
+    "a closed join is left": (Plan(1, 1, 1.0, tasks_of("gathers"), (), clean=5.0), "leak"),
 }
 
 
