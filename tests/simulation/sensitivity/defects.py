@@ -34,7 +34,10 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "an early answer is not given to its wait": (("local kept = early == '1' and", "local kept = false and"),),
     "a child that is known is enqueued again": (
-        ("if redis.call('EXISTS', KEYS[3]) == 1 then\n  return 0\nend\nif redis.call('EXISTS', KEYS[2])", "if redis.call('EXISTS', KEYS[2])"),
+        (
+            "if redis.call('EXISTS', KEYS[3]) == 1 then\n  return 0\nend\nif redis.call('EXISTS', KEYS[2])",
+            "if redis.call('EXISTS', KEYS[2])",
+        ),
     ),
     "the end of a child is counted twice": (
         ("if not known[1] or redis.call('SISMEMBER', KEYS[3], ARGV[3]) == 0 then", "if not known[1] then"),
@@ -43,7 +46,9 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("if not failed and not known[6] and waiting > 0 then", "if false then"),
     ),
     "the end of a child does not wake its parent": (("if (over and word == plain) or", "if false and"),),
-    "a delivered notice leaves the record for ever": (("  redis.call('PEXPIRE', KEYS[1], kept)\nend\nreturn 1", "end\nreturn 1"),),
+    "a delivered notice leaves the record for ever": (
+        ("  redis.call('PEXPIRE', KEYS[1], kept)\nend\nreturn 1", "end\nreturn 1"),
+    ),
     "a closed join is left": (("  redis.call('UNLINK', KEYS[1], KEYS[2])\nelse", "else"),),
 }
 """Defects, each as parts of scripts and what they are instead: those of earlier versions, then those of waits and joins."""
