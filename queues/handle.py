@@ -388,7 +388,9 @@ class TaskHandle(Generic[R]):
             hint=True,
         )
 
-    async def answer(self, wait: str, value: Any, *, by: str = "", answer_id: str | None = None) -> AnswerReceipt:
+    async def answer(
+        self, wait: str, value: Any, *, by: str = "", answer_id: str | None = None, shows: str | None = None
+    ) -> AnswerReceipt:
         """Answer a wait of the task (`ctx.wait_for`, `ctx.ask`), and wake it.
 
         By name, the open wait of that name gets the answer. If none of that name was opened yet, it is kept for the
@@ -399,10 +401,12 @@ class TaskHandle(Generic[R]):
             value: JSON data or a model, checked by the JSON schema of the wait.
             by: Name of the sender.
             answer_id: An answer that is sent again under the same id is stored once.
+            shows: `shows` of the open wait, as `waits` returned it when its content was shown to the sender: a wait that
+                shows something else now refuses the answer. Without it the answer is for what the wait shows now.
 
         Raises:
             WaitNotFound: The task has no open wait of this id, or several of this name.
-            AnswerRefused: The wait takes no answer: it has one, was closed, or has timed out.
+            AnswerRefused: The wait takes no answer: it has one, was closed, has timed out, or shows something else.
             InvalidAnswer: The value does not fit the schema of the wait.
             TaskNotFound, TaskEnded: There is no such task, or it has ended.
             NoKey, PayloadTooLarge: See there.
@@ -410,7 +414,7 @@ class TaskHandle(Generic[R]):
         """
         from .waits import answer_wait
 
-        options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self._payload_limit}
+        options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self._payload_limit, "shows": shows}
         return await answer_wait(self._gateway, self.partition, self.id, wait, value, **options)
 
     async def waits(self) -> list[OpenWait]:

@@ -395,14 +395,16 @@ class Producer:
             raise TaskNotFound(str(to), f"any queue of namespace {self.namespace.name!r} on {self.address.shown}")
         return await handle.send(content, sender=sender, message_id=message_id)
 
-    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> AnswerReceipt:
+    async def answer(
+        self, token: str, value: Any, *, by: str = "", answer_id: str | None = None, shows: str | None = None
+    ) -> AnswerReceipt:
         """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
 
         Raises `WaitNotFound` if no open wait has the token.
         """
         from .waits import answer_token
 
-        options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self.payload_limit}
+        options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self.payload_limit, "shows": shows}
         return await answer_token(self.gateway, self.namespace, token, value, **options)
 
     def _enqueuer(self, queue: str, delay: Moment, durability: Replicated | None) -> BatchEnqueuer:

@@ -163,6 +163,7 @@ class OpenWait:
             "until": self.until,
             "schema": self.schema,
             "shown": self.shown,
+            "shows": self.shows,
             "token": self.token,
             "answered": self.answered,
         }
@@ -345,8 +346,13 @@ async def answer_wait(
     answer_id: str | None = None,
     limit: int = DEFAULT_PAYLOAD_LIMIT,
     token: str | None = None,
+    shows: str | None = None,
 ) -> AnswerReceipt:
     """Answer a wait of a task, or of its last successor.
+
+    An answer by name goes to the open wait of the successor. One by id is for the question of this task, and one for
+    which the successor has no open wait may be a second answer to the last question of this task: they are refused
+    there if this task has asked by that name.
 
     Args:
         wait: Id of the wait (`approval#2`; `approval#1` is the first one), or its name.
@@ -355,6 +361,8 @@ async def answer_wait(
         answer_id: An answer that is sent again under the same id is stored once.
         limit: Largest size in bytes.
         token: By which the wait was found: one with another token does not take the answer.
+        shows: Digest of what the sender was shown: a wait that shows something else does not take the answer. None for
+            what it shows now.
 
     Raises:
         WaitNotFound: The task has no such wait, or several.
@@ -373,7 +381,7 @@ async def answer_wait(
     if not is_wait_id(wait):
         check_name("name of a wait", wait)
     by_id = token is not None or is_wait_id(wait)
-    sent = _Sent(_plain_id(wait), by_id, encoded, by, answer_digest(answer_id or new_task_id()), token)
+    sent = _Sent(_plain_id(wait), by_id, encoded, by, answer_digest(answer_id or new_task_id()), token, shows)
     known: Partition | None = partition
     for _ in range(_REDIRECTS):
         if known is None:
@@ -387,13 +395,21 @@ async def answer_wait(
             break
         if reply != b"moved":
             raise _refusal(reply, rest, task_id, target)
+        asked = sent.asked or await _has_asked(gateway, known, task_id, sent.wait)
+        if asked and sent.by_id and token is None:
+            problem = f"the task continues as {rest[0].decode()}: an answer by id is for the question that it had here"
+            raise AnswerRefused(task_id, wait, problem)
+        sent = sent._replace(asked=asked)
         task_id = rest[0].decode()
         known = await find_task(gateway, Namespace(partition.namespace), task_id)
     raise TaskNotFound(task_id, f"namespace {partition.namespace!r} on {gateway.address.shown}")
 
 
 class _Sent(NamedTuple):
-    """An answer on its way. wait: id or name, by_id says which. encoded: its JSON."""
+    """An answer on its way. wait: id or name, by_id says which. encoded: its JSON. shows: digest of what was shown.
+
+    asked: whether a task that this one continues has asked by this name.
+    """
 
     wait: str
     by_id: bool
@@ -401,6 +417,14 @@ class _Sent(NamedTuple):
     by: str
     digest: str
     token: str | None
+    shows: str | None = None
+    asked: bool = False
+
+
+async def _has_asked(gateway: Gateway, partition: Partition, task_id: str, wait: str) -> bool:
+    """Return whether a task has opened a wait of this name."""
+    counts = await gateway.command("HGET", partition.inbox(task_id), f"c:{wait_name(wait)}")
+    return count_of((counts or b"").partition(b" ")[0]) > 0
 
 
 async def _send(gateway: Gateway, partition: Partition, task_id: str, sent: _Sent) -> tuple[str, list[bytes]]:
@@ -414,6 +438,8 @@ async def _send(gateway: Gateway, partition: Partition, task_id: str, sent: _Sen
         found = await _target(gateway, partition, task_id, sent)
         fields: dict[str, Any] = {"value": orjson.Fragment(sent.encoded), "by": sent.by}
         if found is not None:
+            if sent.shows not in (None, found.shows):
+                raise AnswerRefused(task_id, found.id, "it shows something else now than what this answer is for")
             if found.schema is not None:
                 _check_schema(task_id, found, sent.encoded)
             shown, kind, target = found.id, f"answer:{found.id}", (found.id, found.head)
@@ -423,7 +449,11 @@ async def _send(gateway: Gateway, partition: Partition, task_id: str, sent: _Sen
             shown, kind, target = sent.wait, f"early:{sent.wait}", (sent.wait if sent.by_id else "", "")
         stored = cipher.encrypt(kind, orjson.dumps(fields))
         args: list[Argument] = [task_id, wait_name(shown), *target, wake_word("answer", shown), sent.digest, stored]
-        reply = await gateway.run(_ANSWER, keys, [*args, MAX_EARLY, EARLY_BYTES])
+        kept = 0 if sent.asked or sent.shows is not None else MAX_EARLY
+        reply = await gateway.run(_ANSWER, keys, [*args, kept, EARLY_BYTES])
+        if reply[0] == b"full" and not kept:
+            before = f", and the task that {task_id} continues had one" if sent.asked else ""
+            raise AnswerRefused(task_id, sent.wait, f"none of this name is open{before}: an answer is for one question")
         if reply[0] != b"changed":
             return shown, reply
         if found is None and sent.by_id:

@@ -146,12 +146,14 @@ class App:
         """
         return self._sync
 
-    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> AnswerReceipt:
+    async def answer(
+        self, token: str, value: Any, *, by: str = "", answer_id: str | None = None, shows: str | None = None
+    ) -> AnswerReceipt:
         """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
 
         Raises `WaitNotFound` if no open wait has the token.
         """
-        return await self.producer.answer(token, value, by=by, answer_id=answer_id)
+        return await self.producer.answer(token, value, by=by, answer_id=answer_id, shows=shows)
 
     def shared_workspace(self, name: str, *, by: str = "") -> SharedWorkspace:
         """Return files that several tasks and programs change, while the app is open. by: writer that they name."""

@@ -427,6 +427,67 @@ async def test_a_withdrawn_question_leaves_the_one_beside_it_alone(app: App) -> 
         assert await bounded(handle.result()) == [11, 22]
 
 
+async def test_a_second_answer_is_not_kept_for_the_first_question_of_a_successor(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def clean(ctx: Context, name: str) -> bool:
+        approved = await ctx.wait_for("approval", bool, why=f"delete {name}?")
+        if name == "staging":
+            await ctx.continue_as(why="next", queue="later", arguments={"name": "production"})
+        return approved
+
+    async with app, running_worker(app, queues=["bank"]):
+        handle = await clean.enqueue("staging")
+        await opened(handle, "approval")
+        await handle.answer("approval", True)
+        await wait_until(lambda: _successor(handle), "it continues as another task")
+        with pytest.raises(AnswerRefused, match="none of this name is open, and the task that .*h1 continues had one"):
+            await handle.answer("approval", True)
+        with pytest.raises(AnswerRefused, match=r"the task continues as .*h1: an answer by id is for the question"):
+            await handle.answer("approval#1", True)
+        assert (await handle.answer("other", True)).early
+        async with running_worker(app, queues=["later"]):
+            successor = await app.producer.find(f"{handle.id}.h1")
+            await opened(successor, "approval")
+            await handle.answer("approval", False)
+            assert await bounded(handle.result()) is False
+
+
+async def _successor(handle: TaskHandle[Any]) -> Any:
+    return (await handle.record()).handed_to
+
+
+async def test_an_answer_to_a_page_that_was_left_open_is_refused(app: App) -> None:
+    """The page shows what the wait has shown before."""
+    shown = [9]
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def pay(ctx: Context) -> int:
+        await ctx.wait_for("approval", bool, shows=shown[0], token="order")
+        return shown[0]
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "approval")
+        (page,) = await handle.waits()
+        shown[0] = 900
+        await handle.answer("approval", True)
+
+        async def asked_again() -> bool:
+            return [wait.shown for wait in await handle.waits()] == [900] and (await handle.record()).waits is not None
+
+        await wait_until(asked_again, "it shows the other amount")
+        with pytest.raises(AnswerRefused, match="it shows something else now"):
+            await handle.answer("approval", True, shows=page.shows)
+        with pytest.raises(AnswerRefused, match="it shows something else now"):
+            await app.answer("order", True, shows=page.shows)
+        with pytest.raises(AnswerRefused, match="none of this name is open"):
+            await handle.answer("other", True, shows=page.shows)
+        (page,) = await handle.waits()
+        await handle.answer("approval", True, shows=page.shows, answer_id="click")
+        assert await bounded(handle.result()) == 900
+        assert (await handle.answer("approval", True, shows=page.shows, answer_id="click")).wait == "approval"
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "pay out"}, "name of a wait must be"),
     ({"name": "a/b"}, "name of a wait must be"),

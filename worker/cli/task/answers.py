@@ -35,6 +35,12 @@ async def answer(
         str | None,
         typer.Option("--id", metavar="ID", help="Id of the answer. A second answer with this id is ignored."),
     ] = None,
+    shows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST", help="Key 'shows' of 'task waiting --json': refuse if it shows something else now."
+        ),
+    ] = None,
 ) -> Output:
     """Answer a question of a task, and print the id of the task that has the answer.
 
@@ -51,7 +57,7 @@ async def answer(
             check_name("name of a wait", name)
     sender = login() if by is None else by
     handle = await task.find(producer)
-    sent = await handle.answer(name, content, by=sender, answer_id=answer_id)
+    sent = await handle.answer(name, content, by=sender, answer_id=answer_id, shows=shows)
     note = f"answered {sent.wait!r} of task {sent.task_id} as {sender!r}"
     if sent.early:
         note = f"kept the answer of {sender!r} for the first wait {sent.wait!r} of task {sent.task_id}"
