@@ -60,6 +60,7 @@ class HandlerTask:
         "_equal_calls",
         "_failed",
         "_holding",
+        "_left_counted",
         "_loop",
         "_own_call",
         "_quiet",
@@ -89,6 +90,9 @@ class HandlerTask:
         self._cancels = self._refused = 0
         self._equal_calls: EqualCalls | None = None
         self._holding: anyio.CancelScope | None = None
+        self._left_counted = 0
+        """Cancellations that the handler's code has left counted when the run stopped it: a task group of Python 3.11
+        and 3.12 does so where one of its tasks fails."""
         self._loop = asyncio.get_running_loop()
         self._own_call = ("", "")
         self._quiet: anyio.Event | None = None
@@ -194,14 +198,20 @@ class HandlerTask:
 
     def limit_cleanup(self) -> None:
         """Cancel the handler, which `RunStopped` stops, when it has had its time to clean up."""
+        self._note_counted()
         self._retry_cancel = self._loop.call_later(self.cleanup_limit, self._cancel)
 
     def _cancel(self) -> None:
         if self._task is not None:
+            self._note_counted()
             self._cancels += 1
             self._task.cancel()
             delay = self.cleanup_limit if self._cancels == 1 else self.cancel_interval
             self._retry_cancel = self._loop.call_later(delay, self._cancel)
+
+    def _note_counted(self) -> None:
+        if self._retry_cancel is None and self._task is not None:
+            self._left_counted = self._task.cancelling()
 
     @property
     def task(self) -> asyncio.Task[object] | None:

@@ -314,7 +314,7 @@ class Run(HandlerTask):
         if self._retry_cancel is not None:
             self._retry_cancel.cancel()
         task, self._task = self._task, None
-        for _ in range(self._cancels if task is not None else 0):
+        for _ in range(self._cancels + self._left_counted if task is not None else 0):
             task.uncancel()  # type: ignore[union-attr]
 
     def cancel(self, why: StopReason, detail: StopDetail = None) -> None:

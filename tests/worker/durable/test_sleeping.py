@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -175,6 +176,27 @@ async def test_a_task_group_sleeps(app: App) -> None:
         assert await pending(app) == []
         assert await bounded(handle.result()) == "done"
     assert len(runs) > 1
+
+
+async def test_a_task_parks_after_a_task_group_that_failed(app: App) -> None:
+    """Python 3.11 leaves the cancellation by which the group has stopped its body counted. It is none of the worker."""
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def sleeps(ctx: Context) -> str | None:
+        async def fails() -> None:
+            await asyncio.sleep(0)
+            raise ValueError("the group ends")
+
+        with suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.Event().wait())
+                group.create_task(fails())
+        await ctx.sleep(0.5)
+        return ctx.resumption and ctx.resumption.after
+
+    async with running_worker(app):
+        handle = await sleeps.enqueue()
+        assert await bounded(handle.result()) == "wait"
 
 
 async def test_a_plain_function_sleeps(app: App) -> None:
