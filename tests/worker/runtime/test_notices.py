@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Worker
-from perdure.queues import State
+from perdure.queues import Gateway, Partition, State
 from perdure.queues.delivery.settlement import Counters, WakeCondition, park, succeed
 from perdure.queues.envelope import EnvelopeTemplate
 from perdure.queues.joins import (
+    Delivered,
     JoinPlace,
     OnFailure,
     PlannedChild,
@@ -21,6 +23,7 @@ from perdure.queues.joins import (
     read_join,
     read_outcomes,
 )
+from perdure.worker.runtime.maintenance import notices
 from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.consumers import read_one, worker
@@ -176,3 +179,41 @@ async def test_a_plain_task_leaves_no_notice(family: App) -> None:
     await work_off(family)
     assert await result_of(family, "alone") == 9
     assert await is_empty(family)
+
+
+async def test_a_delivery_that_waits_holds_up_no_other(family: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    delivered: list[str] = []
+    server_is_away = asyncio.Event()
+
+    async def deliver(gateway: Gateway, tasks: Sequence[tuple[Partition, str]]) -> Delivered:
+        taken.extend(task_id for _, task_id in tasks)
+        if any(task_id == "slow" for _, task_id in tasks):
+            await server_is_away.wait()
+        delivered.extend(task_id for _, task_id in tasks)
+        return Delivered(len(tasks), [])
+
+    monkeypatch.setattr(notices, "deliver_notices", deliver)
+    small = partition_of(family, "small")
+
+    async def give(task_id: str, found: list[str]) -> None:
+        known = found.count(task_id)
+        delivery.give(small, task_id)
+        await wait_until(lambda: has(task_id, found, known), f"a notice of {task_id}")
+
+    async def has(task_id: str, found: list[str], known: int) -> bool:
+        return found.count(task_id) > known
+
+    async with Worker(family) as host:
+        delivery = host._notices
+        running = asyncio.create_task(delivery.run())
+        for number in range(8):  # each of the deliverers was idle in between
+            await give(f"before{number}", delivered)
+        for number in range(3):
+            await give("slow", taken)
+            await give(f"after{number}", delivered)
+        server_is_away.set()
+        await delivery.drain()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert delivered.count("slow") == 3

@@ -94,7 +94,8 @@ class NoticeDelivery:
                 await self._errors.attempt(partial(self._deliver_batch, batch))
             finally:
                 self._in_progress -= 1
-        self._given = anyio.Event()
+        if self._given.is_set():  # the others wait for the event that is not set yet
+            self._given = anyio.Event()
 
     async def _deliver_batch(self, batch: Sequence[tuple[Partition, str]]) -> None:
         for parent in (await deliver_notices(self._gateway, batch)).woken:
