@@ -102,11 +102,16 @@ class SpawnedChildren(RunObserver):
             `ctx.spawn` has spawned.
     """
 
-    __slots__ = ("groups", "spawned")
+    __slots__ = ("_locks", "groups", "spawned")
 
     def __init__(self) -> None:
         self.groups: set[str] = set()
         self.spawned: dict[str, tuple[str, str]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def joining(self, group: str) -> asyncio.Lock:
+        """Return the lock of a join that several branches may await."""
+        return self._locks.setdefault(group, asyncio.Lock())
 
     async def on_settled(self, run: Run, *, ended: bool) -> None:
         if ended:
@@ -274,18 +279,26 @@ async def join(run: Run, child: Any) -> Any:
     key, (group, open_key) = f"{JOIN}:{child.id}", spawned
     recorded = await run.history.read_record(key)
     if recorded is None:
-        place = _place(run, group)
-        await wait_until(run, ChildrenLeft(run, key, place, None, None, "children"))
-        [outcome] = await _outcomes(run, place, [child.id])
-        dropped = forget_steps([open_key], run.history)
-        data = await _record_outcomes(run, key, "", _stored(outcome, 0), child.id, [outcome], also=dropped)
-        run.history.done[key] = StepRecord(data, "", child.id).encode()
-        await _close(run, group)
-    else:
+        await wait_until(run, ChildrenLeft(run, key, _place(run, group), None, None, "children"))
+        async with children.joining(group):  # the branch that records the result first closes the join
+            recorded = await run.history.read_record(key)
+            if recorded is None:
+                data = await _record_join(run, key, child.id, group, open_key)
+    if recorded is not None:
         run.touch()
         children.groups.discard(group)
         data = await read_step_result(run, key, StepRecord.decode(recorded).result)
     return _value(orjson.loads(data), child.decode)
+
+
+async def _record_join(run: Run, key: str, child: str, group: str, open_key: str) -> bytes:
+    """Record the end of a spawned child, and close its join."""
+    [outcome] = await _outcomes(run, _place(run, group), [child])
+    dropped = forget_steps([open_key], run.history)
+    data = await _record_outcomes(run, key, "", _stored(outcome, 0), child, [outcome], also=dropped)
+    run.history.done[key] = StepRecord(data, "", child).encode()
+    await _close(run, group)
+    return data
 
 
 async def gather(run: Run, task: Any, items: Any, limit: int | None, errors: Errors) -> list[Any]:
@@ -384,9 +397,17 @@ def parked_result(handle: TaskHandle[Any], timeout: Moment | None) -> Coroutine[
     """Return the wait for the result of a task that parks the caller's run.
 
     None where it is awaited in memory: in a step, outside of handlers, while the run stops, or for another namespace.
+
+    Raises:
+        SpawnRefused: The task would wait for itself, or for its parent.
     """
     run = enqueuing_run()
-    if run is None or CURRENT_STEP.get() is not None:
+    if run is None:
+        return None
+    if handle.id in (run.id, run.envelope.parent):
+        which = "itself" if handle.id == run.id else "its parent, which ends later"
+        raise SpawnRefused(f"could not wait for task {handle.id}: task {run.id} cannot wait for {which}")
+    if CURRENT_STEP.get() is not None:
         return None
     if handle.partition.namespace != run.delivery.partition.namespace:
         return None
@@ -587,6 +608,8 @@ def check_window(limit: object, errors: object) -> tuple[OnFailure, int]:
 def _check_items(what: str, items: object) -> None:
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable | AsyncIterable):
         raise SpawnRefused(f"{what} needs a list or a generator with an item for each child, got {items!r}")
+    if isinstance(items, set | frozenset):
+        raise SpawnRefused(f"{what} needs items in an order that each run repeats, got a set: pass sorted(items)")
 
 
 def _on_failure(errors: object) -> OnFailure:

@@ -455,6 +455,7 @@ async def test_bad_input(app: App) -> None:
             lambda: wrong.gather(child, [1], limit=2.5),
             lambda: wrong.gather(child, [1], errors="ignore"),
             lambda: wrong.gather(child, 3),
+            lambda: wrong.gather(child, {1, 2}),
             lambda: wrong.gather(child, [1, "x"]),
             lambda: wrong.gather(child, (number for number in (1, "x"))),
         ]
@@ -478,6 +479,7 @@ async def test_bad_input(app: App) -> None:
             "limit must be a whole number of at least 1, or None for no limit, got 2.5",
             "errors must be 'raise', 'keep' or 'wait', got 'ignore'",
             "gather needs a list or a generator with an item for each child, got 3",
+            "gather needs items in an order that each run repeats, got a set: pass sorted(items)",
             "task 'child': number: ",
             "task 'child': number: ",
         )
@@ -697,3 +699,53 @@ def _is_waiting(handle: TaskHandle[Any]) -> Callable[[], Awaitable[bool]]:
         return await handle.status() is State.WAITING
 
     return is_waiting
+
+
+async def test_a_branch_that_joins_late_gets_the_result(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = asyncio.Event()
+    reads = 0
+    read, close = joining._outcomes, joining._close
+
+    async def read_late(run: Any, place: Any, children: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == 2:  # this branch has seen that the join is over; the other one closes it meanwhile
+            await closed.wait()
+        return await read(run, place, children)
+
+    async def note_close(run: Any, group: str) -> None:
+        await close(run, group)
+        closed.set()
+
+    monkeypatch.setattr(joining, "_outcomes", read_late)
+    monkeypatch.setattr(joining, "_close", note_close)
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        return number
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context) -> list[int]:
+        handle = await ctx.spawn(child, 7)
+        return await asyncio.gather(ctx.join(handle), ctx.join(handle))
+
+    async with app, running_worker(app, concurrency=2):
+        assert await bounded((await parent.enqueue()).result()) == [7, 7]
+
+
+@pytest.mark.parametrize("whose", ["its own", "its parent's"])
+async def test_a_task_cannot_wait_for_what_waits_for_it(app: App, whose: str) -> None:
+    @app.task(retry=ONCE)
+    async def child(ctx: Context, awaited: str | None) -> None:
+        handle = await app.producer.find(awaited or ctx.task_id)
+        assert handle is not None
+        await handle.result()
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context) -> None:
+        await ctx.gather(child, [None if whose == "its own" else ctx.task_id])
+
+    async with app, running_worker(app, concurrency=2):
+        expected = "cannot wait for itself" if whose == "its own" else "cannot wait for its parent"
+        with pytest.raises(TaskFailed, match=expected):
+            await bounded((await parent.enqueue()).result())
