@@ -809,11 +809,12 @@ async def _try_look(gateway: Gateway, partition: Partition, member: bytes, reten
 async def look_at_join(gateway: Gateway, place: JoinPlace, *, retention: float) -> bool:
     """Repeat the launches of a join that are not confirmed, and deliver what its children have become.
 
-    A join whose parent has ended, or is in another attempt, is closed. Return whether anything was done.
+    A join is closed whose parent has ended or is in another attempt, and one whose closing a process has left
+    unfinished. Return whether anything was done.
     """
-    (life, mode), (state, attempts, replays) = await gateway.pipeline(
+    (life, mode, closed), (state, attempts, replays) = await gateway.pipeline(
         [
-            ("HMGET", place.keys[0], "life", "mode"),
+            ("HMGET", place.keys[0], "life", "mode", "closed"),
             ("HMGET", place.partition.record(place.task_id), "state", "attempts", "replays"),
         ]
     )
@@ -821,7 +822,7 @@ async def look_at_join(gateway: Gateway, place: JoinPlace, *, retention: float) 
         await _delete(gateway, place, "clear")
         return False
     alive = state is not None and state not in _ENDED
-    if not alive or life.decode() != life_of(int(attempts or 0), int(replays or 0)):
+    if closed or not alive or life.decode() != life_of(int(attempts or 0), int(replays or 0)):
         await close_join(gateway, place, retention=retention)
         return True
     done = False

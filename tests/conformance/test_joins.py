@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from perdure.deadletter.letters import DeadLetter, find_letter
 from perdure.deadletter.replay import Replay, purge, replay
-from perdure.queues import Gateway, Namespace, Partition, Producer, State, find_task, read_record, set_partitions
+from perdure.queues import Gateway, Namespace, Partition, Producer, State, find_task, joins, read_record, set_partitions
 from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import Counters, WakeCondition, park, succeed
@@ -388,6 +388,23 @@ async def test_a_join_of_another_attempt_is_closed(family: Family) -> None:
     await SETTLING["reschedule"](family.gateway, family.parent, "parent")
     assert await family.look()
     assert await family.numbers() is None
+
+
+async def test_a_join_whose_closing_was_cut_off_is_closed(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def die(*args: Any, **options: Any) -> None:
+        raise ConnectionAbortedError
+
+    await family.spawn("a", "b", limit=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(joins, "cancel_task", die)
+        with pytest.raises(ConnectionAbortedError):
+            await close_join(family.gateway, family.place, retention=DAY)
+    assert await family.numbers() is not None
+    assert await family.look(), "the parent is in the same attempt"
+    assert await family.numbers() is None
+    record = await read_record(family.gateway, family.partition, "a")
+    assert record is not None
+    assert record.state is State.CANCELLED
 
 
 async def test_a_watched_task_is_not_cancelled_with_the_parent(family: Family, producer: Producer) -> None:
