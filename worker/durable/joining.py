@@ -513,6 +513,8 @@ async def _open(run: Run, kind: str, call: GroupCall, items: Any, limit: int | N
     what = kind[1:] if kind == GATHER else "as_completed"
     on_failure, window = check_window(limit, errors)
     _check_items(what, items)
+    if isinstance(items, set | frozenset):
+        raise SpawnRefused(f"{what} needs items in an order that each run repeats, got a set: pass sorted(items)")
     children: list[Any] | None = None
     if isinstance(items, Sequence | AbstractSet):
         children = [call.encode_child(*arguments_of(item)) for item in items]
@@ -608,8 +610,6 @@ def check_window(limit: object, errors: object) -> tuple[OnFailure, int]:
 def _check_items(what: str, items: object) -> None:
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable | AsyncIterable):
         raise SpawnRefused(f"{what} needs a list or a generator with an item for each child, got {items!r}")
-    if isinstance(items, set | frozenset):
-        raise SpawnRefused(f"{what} needs items in an order that each run repeats, got a set: pass sorted(items)")
 
 
 def _on_failure(errors: object) -> OnFailure:
