@@ -218,15 +218,18 @@ class AnswerReceipt(NamedTuple):
     early: bool = False
 
 
-def opening(task_id: str, wait: str, fields: Mapping[str, Any], *, until: int | None, early: bool) -> Entry:
+def opening(
+    task_id: str, wait: str, fields: Mapping[str, Any], *, until: int | None, early: bool, lost: bool = False
+) -> Entry:
     """Return the entry that opens a wait, or opens it again without the answer that it has.
 
     Args:
         fields: What senders read: `who`, `why`, `schema`, `shows`, `shown`, `token`.
         until: Time after which it takes no answer, in milliseconds of Redis' clock.
         early: Whether it takes an answer that came before it, if it is the first of its name.
+        lost: Whether Redis has lost it: one that is there, since an earlier entry came again, is left as it is.
     """
-    return Entry(Kind.WAIT, wait, orjson.dumps(fields), f"{until or 0} {early:d} {task_id}".encode())
+    return Entry(Kind.WAIT, wait, orjson.dumps(fields), f"{until or 0} {early:d} {lost:d} {task_id}".encode())
 
 
 def closing(task_id: str, wait: str, answer: Answer | None = None) -> Entry:

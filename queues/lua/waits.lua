@@ -5,7 +5,8 @@
 --   answer that closed one.
 -- early_counts(inbox): the number and the bytes of the answers that came early.
 -- open_wait(inbox, index, record, id, value, limits, number): open a wait, or open it again without its answer. limits:
---   the time after which it takes none, 1 if it takes the answer that came early, task id. number: of the entry.
+--   the time after which it takes none, 1 if it takes the answer that came early, 1 if it was lost: then one that is
+--   there is left as it is, task id. number: of the entry.
 -- close_wait(inbox, index, task, id, digest): close a wait, and remember the digest of the answer's id.
 local function wait_name(id)
   return string.match(string.match(id, '[^/]*$'), '^[^#]*')
@@ -22,7 +23,10 @@ local function early_counts(inbox)
 end
 
 local function open_wait(inbox, index, record, id, value, limits, number)
-  local name, until_ms, early, task = wait_name(id), string.match(limits, '^(%d+) (%d) (.*)$')
+  local name, until_ms, early, lost, task = wait_name(id), string.match(limits, '^(%d+) (%d) (%d) (.*)$')
+  if lost == '1' and redis.call('HEXISTS', inbox, 'w:' .. id) == 1 then
+    return
+  end
   local opened, closed, digest = wait_counts(inbox, name)
   local kept = early == '1' and opened == 0 and redis.call('HGET', inbox, 'e:' .. name)
   local time = redis.call('TIME')

@@ -5,6 +5,7 @@ A parent that does not fail itself has one child per spot in all its runs.
 
 from __future__ import annotations
 
+import time
 from typing import Any, TypeAlias
 
 from perdure import App, ChildFailed, Context, SyncContext
@@ -32,11 +33,17 @@ def joined(ctx: Context | SyncContext, spot: str, grown: Any) -> str:
     return str(grown["token"])
 
 
-def spawned(ctx: Context | SyncContext, kind: str, handle: Any) -> Any:
-    """Log a child that is stored."""
-    place = handle.partition
-    JOURNAL.write("acknowledged", task=handle.id, kind=kind, queue=place.queue, partition=place.index, key=None)
+def spawned(kind: str, handle: Any, since: int) -> Any:
+    """Log a child that is stored. since: time of the call, in whose middle Redis may have lost the child."""
+    place = {"queue": handle.partition.queue, "partition": handle.partition.index}
+    JOURNAL.write("acknowledged", task=handle.id, kind=kind, key=None, since=since, **place)
     return handle
+
+
+async def spawn(ctx: Context, task: Any, call: dict[str, Any]) -> Any:
+    """Spawn a child, and log it."""
+    since = time.monotonic_ns()
+    return spawned(task.name, await ctx.spawn(task, **call), since)
 
 
 def _abandons(ctx: Context) -> None:
@@ -113,7 +120,7 @@ def register_children(app: App) -> None:
         for number in range(steps):
             kind = curious if number == 1 else leaf
             call = _call(ctx, str(number), pause)
-            handles.append((call["spot"], spawned(ctx, kind.name, await ctx.spawn(kind, **call))))
+            handles.append((call["spot"], await spawn(ctx, kind, call)))
         found = [await stepped(ctx, "step-0", work, [], pause)]
         for spot, handle in reversed(handles):
             found.append(joined(ctx, spot, await ctx.join(handle)))
@@ -152,7 +159,7 @@ def register_children(app: App) -> None:
         kept = await ctx.gather(mortal, [_call(ctx, "kept", pause / 2)], errors="keep")
         assert isinstance(kept[0], ChildFailed), kept
         call = _call(ctx, "instead", pause)
-        return [joined(ctx, call["spot"], await ctx.join(await ctx.spawn(leaf, **call)))]
+        return [joined(ctx, call["spot"], await ctx.join(await spawn(ctx, leaf, call)))]
 
     @app.task(**options_of("relapses"))
     @logged
@@ -162,7 +169,7 @@ def register_children(app: App) -> None:
         grown = await ctx.gather(leaf, gathered)
         found = [joined(ctx, call["spot"], one) for call, one in zip(gathered, grown, strict=True)]
         call = _call(ctx, "spawned", pause)
-        handle = spawned(ctx, "leaf", await ctx.spawn(leaf, **call))
+        handle = await spawn(ctx, leaf, call)
         if ctx.attempt < 3:
             raise ValueError(f"attempt {ctx.attempt} fails")
         return [*found, joined(ctx, call["spot"], await ctx.join(handle))]
@@ -180,14 +187,15 @@ def register_children(app: App) -> None:
     async def awaits(ctx: Context, steps: int, pause: float) -> list[str]:
         """Awaits a task that is none of its children."""
         call = _call(ctx, "other", pause)
-        handle = spawned(ctx, "leaf", await leaf.enqueue(**call))
+        since = time.monotonic_ns()
+        handle = spawned("leaf", await leaf.enqueue(**call), since)
         return [joined(ctx, call["spot"], await handle.result())]
 
     @app.task(**options_of("hopeless"))
     @logged
     async def hopeless(ctx: Context, steps: int, pause: float) -> list[str]:
         """Has a child that waits for ever, until it is cancelled, and the child with it."""
-        handle = spawned(ctx, "mute", await ctx.spawn(mute, **_call(ctx, "mute", pause)))
+        handle = await spawn(ctx, mute, _call(ctx, "mute", pause))
         await ctx.join(handle)
         raise AssertionError("the child ended")
 
@@ -199,5 +207,6 @@ def register_children(app: App) -> None:
         calls = [_call(ctx, str(number), pause / 2) for number in range(steps)]
         found = [joined(ctx, call["spot"], one) for call, one in zip(calls, ctx.gather(leaf, calls), strict=True)]
         call = _call(ctx, "spawned", pause)
-        handle = spawned(ctx, "leaf", ctx.spawn(leaf, **call))
+        since = time.monotonic_ns()
+        handle = spawned("leaf", ctx.spawn(leaf, **call), since)
         return [*found, joined(ctx, call["spot"], ctx.join(handle))]

@@ -55,8 +55,10 @@ async def started(producer: Producer, partition: Partition, task: str = "t") -> 
     return await read_one(await worker(producer.gateway, partition))
 
 
-def opened(wait: str, *, until: int | None = None, early: bool = True, task: str = "t", **fields: Any) -> Entry:
-    return opening(task, wait, {"who": "ada"} | fields, until=until, early=early)
+def opened(
+    wait: str, *, until: int | None = None, early: bool = True, lost: bool = False, task: str = "t", **fields: Any
+) -> Entry:
+    return opening(task, wait, {"who": "ada"} | fields, until=until, early=early, lost=lost)
 
 
 def closed(wait: str, answer: Answer | None = None) -> Entry:
@@ -165,6 +167,23 @@ async def test_a_wait_that_is_opened_again_drops_its_answer(producer: Producer, 
     assert (await read_waits(gateway, partition, "t")).open[0].shows == "b"
     await write(gateway, delivery, closed("approval"))
     assert await gateway.command("ZCARD", partition.waiting) == 0, "it was counted once"
+
+
+async def test_a_wait_that_was_lost_and_is_there_again_keeps_its_answer(
+    producer: Producer, partition: Partition
+) -> None:
+    """A run that finds its wait lost opens it again, while the entry that opened it is written again as well."""
+    gateway = producer.gateway
+    delivery = await started(producer, partition)
+    await answer_wait(gateway, partition, "t", "approval", 1)
+    await write(gateway, delivery, opened("approval"), opened("approval", lost=True))
+    answer = await answered(gateway, partition, "approval")
+    assert answer is not None
+    assert (answer.value, answer.early) == (1, True)
+    await answer_wait(gateway, partition, "t", "other", 2)
+    await write(gateway, delivery, opened("other", lost=True))
+    answer = await answered(gateway, partition, "other")
+    assert answer is not None, "one that is not there is opened, and takes the answer that came early"
 
 
 async def test_an_answer_after_the_time_of_a_wait_is_refused(producer: Producer, partition: Partition) -> None:

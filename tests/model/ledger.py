@@ -501,7 +501,9 @@ class Ledger:
                 if left <= 1:
                     self.held.drop_score(self.at.waiting, task)
             return
-        limit, early, _ = data.split(b" ", 2)
+        limit, early, lost, _ = data.split(b" ", 3)
+        if lost == b"1" and known:
+            return
         kept = fields.get(f"e:{name}") if early == b"1" and not opened else None
         self.held.put(inbox, {f"w:{wait}": Stamped(text=b"%b %d %b" % (limit, number, value))})
         if not known:

@@ -431,7 +431,7 @@ class Wait(Generic[T]):
         if came is TIMED_OUT:
             await self._end({"timeout": True}, Waited(wait=self.id))
         elif isinstance(came, _Gone):
-            await self._open_again()
+            await self._run.recorder.put(self._opening(lost=True), wait=True)
         else:
             await self._use(came)
 
@@ -449,7 +449,8 @@ class Wait(Generic[T]):
         if problem is not None:
             bound = logger.bind(task=self._run.envelope.task, id=self._run.id)
             bound.warning("an answer to wait {} was dropped, which stays open: {}", self.id, problem)
-            await self._open_again(AnswerDropped(wait=self.id, by=answer.by, why=problem))
+            dropped = self._run.next_entry(AnswerDropped(wait=self.id, by=answer.by, why=problem))
+            await self._run.recorder.put(self._opening(), dropped, wait=True)
 
     def _void(self, answer: Answer) -> str | None:
         """Return why an answer is void, None if it is not."""
@@ -540,19 +541,14 @@ class Wait(Generic[T]):
                 found.append(key)
         return found
 
-    async def _open_again(self, *events: Event) -> None:
-        """Open the same wait again, without its answer."""
-        entries = [self._run.next_entry(event) for event in events]
-        await self._run.recorder.put(self._opening(), *entries, wait=True)
-
     def _saved(self) -> Entry:
         started = {"h": self._call.digest, "until": self._until, "a": self._call.asked}
         return save_wait(self._run, self._key, "answer", started | {"first": self._first, "token": self.token})
 
-    def _opening(self) -> Entry:
+    def _opening(self, *, lost: bool = False) -> Entry:
         call = self._call
         early = self._first and call.takes_early
-        return opening(self._run.id, self.id, _fields(call), until=self._until, early=early)
+        return opening(self._run.id, self.id, _fields(call), until=self._until, early=early, lost=lost)
 
     async def _claim(self) -> None:
         """Claim the token of the open wait; close that if another one has it. Raises `TokenTaken`."""

@@ -128,6 +128,11 @@ class History:
         since = at if asked is None else asked
         return any(loss.kept < at and since <= loss.until and loss.begin.at <= until for loss in self.losses)
 
+    def forgot(self, task: Task, until: int) -> bool:
+        """Return whether Redis has lost an acknowledged task before a time."""
+        line = task.acknowledged
+        return line is not None and self.lost(line.at, until, asked=line.get("since"))
+
     def replayed_between(self, since: int, until: int, *, fresh: bool = False, task: str | None = None) -> bool:
         """Return whether dead letters may have been replayed between two times, or that of one task.
 
@@ -178,7 +183,9 @@ def history(lines: Iterable[Line]) -> History:
             runs[line["run"]].end = line
         elif line.what in _OF_A_TASK:
             getattr(task, _OF_A_TASK[line.what]).append(line)
-        elif line.what in ("enqueue", "acknowledged", "final", "ledger"):
+        elif line.what == "acknowledged":  # a child is, in each run of its parent
+            task.acknowledged = task.acknowledged or line
+        elif line.what in ("enqueue", "final", "ledger"):
             setattr(task, line.what, line)
     for task in tasks.values():
         task.runs.sort(key=lambda run: run.order)

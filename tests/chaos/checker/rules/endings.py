@@ -16,7 +16,7 @@ _TERMINAL = ("succeeded", "dead", "cancelled")
 def check_lost(history: History) -> Iterator[Violation]:
     """Check that every acknowledged task is in a terminal state after the last fault, when there was time."""
     for task in history.tasks.values():
-        if task.acknowledged is None or history.lost(task.acknowledged.at, history.end):
+        if task.acknowledged is None or history.forgot(task, history.end):
             continue
         if task.final is None:
             yield Violation("lost", f"{task.id} was acknowledged, and has no record", _lines(task))
@@ -41,8 +41,7 @@ def _one_outcome(history: History, task: Task) -> Iterator[Violation]:
         if not same and not replayed:
             yield Violation("finished twice", f"{task.id} has two outcomes", (earlier, later))
     for line in task.outcomes:
-        forgotten = task.acknowledged is not None and history.lost(task.acknowledged.at, line.at)
-        if line["state"] not in _TERMINAL and not forgotten:
+        if line["state"] not in _TERMINAL and not history.forgot(task, line.at):
             yield Violation("lost", f"a waiter for {task.id} heard: {line.get('reason')}", (line,))
 
 

@@ -36,6 +36,8 @@ def check_states(history: History) -> Iterator[Violation]:
                 continue
             if history.lost(earlier["since"], later.at):
                 continue
+            if earlier["state"] == "nowhere" and _forgotten(history, earlier):  # it was stored again
+                continue
             if earlier["state"] == "dead" and history.replayed_between(earlier["since"], later.at, task=task.id):
                 continue
             what = f"{task.id} was {earlier['state']}, and then {later['state']}"
@@ -48,4 +50,4 @@ def check_states(history: History) -> Iterator[Violation]:
 def _forgotten(history: History, line: Line) -> bool:
     """Return whether Redis lost the task of a line before."""
     task = history.tasks.get(line.get("task") or "")
-    return task is not None and task.acknowledged is not None and history.lost(task.acknowledged.at, line.at)
+    return task is not None and history.forgot(task, line.at)
