@@ -238,8 +238,9 @@ def check_families(world: World) -> None:
 
 
 def _excused(world: World, entry: Entry) -> bool:
-    """Return whether an error is that of a run without its lease, or of a task that the server has lost."""
-    return entry.value.startswith("LeaseLost") or (entry.value.startswith("TaskNotFound") and bool(world.server.lost))
+    """Return whether an error is that of a run without its lease, or of a task or a join that the server has lost."""
+    lost = entry.value.startswith("TaskNotFound") or "is a dead letter (lost)" in entry.value
+    return entry.value.startswith("LeaseLost") or (lost and bool(world.server.lost))
 
 
 def _failures(world: World, parent: str) -> int:
