@@ -173,7 +173,17 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
             await check("task", "send", asks.id, HOSTILE, "--from", "bob", *json, said=False)
             await check("task", "inbox", asks.id, *json)
             await check("task", "waiting", asks.id, *json)
-            await check("task", "answer", asks.id, "question", orjson.dumps(HOSTILE).decode(), "--by", HOSTILE, *json)
+            await check(
+                "task",
+                "answer",
+                asks.id,
+                "question",
+                orjson.dumps(HOSTILE).decode(),
+                "--by",
+                HOSTILE,
+                *json,
+                said=False,
+            )
             await check("task", "correct", asks.id, f"x={HOSTILE}", *json, said=False)
             await check("task", "resolve", asks.id, HOSTILE, "--run-again", *json, said=False)
             await check("task", "dismiss", asks.id, HOSTILE, *json, said=False)

@@ -7,14 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, SyncContext, TaskHandle
+from perdure import App, Context, Retry, Settings, SyncContext, TaskHandle
 from perdure.queues import AnswerRefused, InvalidAnswer, TaskEnded, WaitNotFound
 from perdure.queues.records import State
 from perdure.queues.waits import read_waits
 from perdure.worker.errors import WaitTimedOut
 from pydantic import BaseModel, field_validator
 
-from tests.support.workers import bounded, history, letter, running_worker, wait_until
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import bounded, history, letter, redis_command, running_worker, wait_until, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("bank")]
 
@@ -516,3 +517,58 @@ async def test_wrong_arguments_open_no_wait(app: App, options: dict[str, Any], p
         dead = await letter(app, handle)
         assert problem in dead.message
         assert await handle.waits() == []
+
+
+async def test_the_wait_of_a_branch_that_is_overtaken_is_closed(app: App) -> None:
+    """Its token is free, and no answer reaches it."""
+
+    @app.task
+    async def pay(ctx: Context) -> Any:
+        found = await ctx.first(answer=ctx.wait_for("approval", bool, token="order:17"), late=ctx.sleep(0.05))
+        again = await ctx.wait_for("second", bool, token="order:17")
+        return [found.name, again]
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "second")
+        with pytest.raises(AnswerRefused, match="1 wait of this name had an end already"):
+            await handle.answer("approval", True)
+        assert (await app.answer("order:17", False)).wait == "second"
+        assert await bounded(handle.result()) == ["late", False]
+        assert [event.get("closed") for event in await events(handle, "waited") if event.get("wait")] == [True]
+
+
+async def test_waits_and_answers_are_encrypted(settings: Settings) -> None:
+    app = App("bank", settings=with_keys(settings, FIRST))
+
+    @app.task
+    async def pay(ctx: Context) -> Any:
+        return await ctx.wait_for("approval", str, why="private", shows="private", token="order:17")
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "approval")
+        token = app.producer.namespace.token("order:17").key
+        stored = await redis_command(app, "HVALS", handle.partition.inbox(handle.id))
+        assert not any(b"private" in value for value in [*stored, await redis_command(app, "GET", token)])
+        assert handle.id.encode() not in await redis_command(app, "GET", token)
+        await app.answer("order:17", "private")
+        assert await bounded(handle.result()) == "private"
+
+
+async def test_a_wait_that_the_inbox_has_lost_is_opened_again(app: App) -> None:
+    @app.task
+    async def pay(ctx: Context) -> Any:
+        return await ctx.wait_for("approval", bool)
+
+    async with app:
+        handle = await pay.enqueue()
+        await work_off(app)
+        await redis_command(app, "HDEL", handle.partition.inbox(handle.id), "w:approval")
+        with pytest.raises(AnswerRefused, match="its waits change"):
+            await handle.answer("approval", True)
+        await redis_command(app, "ZADD", handle.partition.due, "XX", 1, handle.id)
+        await work_off(app)
+        await handle.answer("approval", True)
+        await work_off(app)
+        assert await bounded(handle.result()) is True
