@@ -38,6 +38,7 @@ if lost then
 end
 local kept = redis.call('EXISTS', KEYS[3], KEYS[4]) > 0
 local left = kept and ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
+local early = kept and inbox_number(string.match(redis.call('HGET', KEYS[3], 'early') or '', '^(%d+) %d+$')) or 0
 begin_outcome(KEYS[1], KEYS[2])
 local now = now_ms()
 register_retention(KEYS[5], ARGV[12], now)
@@ -53,7 +54,6 @@ if kept then
   if left and left > 0 then
     redis.call('HSET', KEYS[2], 'unread', left)
   end
-  local early = inbox_number(string.match(redis.call('HGET', KEYS[3], 'early') or '', '^(%d+) %d+$'))
   if early > 0 then
     redis.call('HSET', KEYS[2], 'unused_answers', early)
   end

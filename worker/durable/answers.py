@@ -75,7 +75,6 @@ from .waiting import (
     redis_time,
     save_wait,
     saved_wait,
-    set_closer,
     wait_until,
 )
 
@@ -592,15 +591,12 @@ class UnitWait(Wait[Any]):
         self._outcome = self._outcome or {"closed": True}
 
 
-def _close(run: Run, key: str, saved: dict[str, Any], end: Closing) -> None:
+def close_wait(run: Run, key: str, saved: dict[str, Any], end: Closing) -> None:
     """Close the wait of a cancelled branch, and free its token."""
     wait, token = wait_id(key), saved.get("token")
     entries = (*forget_steps([key], run.history), closing(run.id, wait), run.next_entry(Waited(closed=True, wait=wait)))
     free = None if token is None else partial(free_token, run.gateway, run.delivery.partition, run.id, wait, token)
     end.add(*entries, then=free)
-
-
-set_closer("answer", _close)
 
 
 def _is_record(key: str) -> bool:

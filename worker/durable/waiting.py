@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
 from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar, Final, TypeAlias
 
 import anyio
@@ -208,14 +207,12 @@ async def close_waits(run: Run, scopes: Iterable[str]) -> Closing:
 
 
 def _closer(kind: str) -> Closer:
-    """Return the closer of a kind, whose module another run may have needed, and this one not yet."""
-    if kind in _HOMES:
-        import_module(f".{_HOMES[kind]}", __package__)
+    """Return the closer of a kind. A plain task does not load that of answers, which an earlier run may have needed."""
+    if kind == "answer":
+        from .answers import close_wait
+
+        return close_wait
     return _CLOSERS.get(kind, _close)
-
-
-_HOMES: Final = {"answer": "answers"}
-"""Modules that set the closers of kinds, and that plain tasks do not import."""
 
 
 def _close(run: Run, key: str, saved: dict[str, Any], closing: Closing) -> None:
