@@ -120,7 +120,7 @@ _DUE_JOINS: Final = 20
 
 
 class OnFailure(StrEnum):
-    """What the end of a dead child means for a join."""
+    """Meaning of a dead child for a join."""
 
     RAISE = "raise"
     """The join is over, and no further child is launched."""
@@ -160,7 +160,7 @@ class ChildPlace(NamedTuple):
 
 
 class ChildEnd(StrEnum):
-    """How a child has ended."""
+    """End of a child."""
 
     SUCCEEDED = "succeeded"
     DEAD = "dead"
@@ -476,7 +476,7 @@ async def list_watchers(gateway: Gateway, partition: Partition, task_id: str) ->
 
 
 async def read_join(gateway: Gateway, place: JoinPlace) -> JoinState | None:
-    """Return the state of a join, in one round trip. None if there is none (any more)."""
+    """Return the state of a join, in one round trip; None if the join is missing."""
     join, launched, waiting = place.keys
     (total, ended, failed), open_, todo = await gateway.pipeline(
         [("HMGET", join, "total", "ended", "failed"), ("SCARD", launched), ("LLEN", waiting)]
@@ -599,7 +599,7 @@ _FIELDS: Final = ("state", "finished", "settled", "replays", "result", "reason",
 
 
 class _Ended(NamedTuple):
-    """What is read of a task whose end is noticed. The first field is the state."""
+    """Fields of a task that are read when it has ended. The first one is the state."""
 
     state: bytes | None
     finished: bytes | None
@@ -617,7 +617,7 @@ class _Ended(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What a delivery has done: number of the tasks whose watchers know, and the parents that it has woken."""
+    """Outcome of a delivery: number of the tasks whose watchers know, and the parents that it has woken."""
 
     done: int
     woken: Sequence[tuple[Partition, str]]

@@ -14,8 +14,8 @@ holds for all scripts.
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, read_inbox, send_message |
 | `delivery/test_large_arguments` | enqueue_large, upload_chunk |
-| `test_joins` | add_children, close_join, confirm_launch, enqueue_child, notice_sent, notify_join, put_result_chunk,
-watch |
+| `test_joins` | add_children, close_join, confirm_launch, enqueue_child |
+| `test_joins` | notice_sent, notify_join, put_result_chunk, watch |
 | `delivery/test_lost_tasks` | put_back, replace_stream |
 | `delivery/test_leases` | raise_count, renew_leases |
 | `delivery/test_quarantine` | clear_quarantined, quarantine, report_crash, take_quarantined |

@@ -200,6 +200,7 @@ PLACEHOLDERS = {
     "content": "DIGEST",
     "name": "NAME",
     "agent": "AGENT",
+    "group": "GROUP",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
 NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token"}
@@ -212,10 +213,11 @@ def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
     for member in dir(owner):
         if member.startswith("_") or member in NO_KEYS:
             continue
-        value: str | Callable[..., str] = getattr(owner, member)
+        value: str | tuple[str, ...] | Callable[..., str | tuple[str, ...]] = getattr(owner, member)
         if callable(value):
             value = value(*(PLACEHOLDERS[name] for name in inspect.signature(value).parameters))
-        found.add(value.replace(":0}", ":n}"))
+        keys = (value,) if isinstance(value, str) else value
+        found.update(key.replace(":0}", ":n}").replace(":ID:GROUP", ":PARENT:GROUP") for key in keys)
     if isinstance(owner, Namespace):
         found.add(re.sub(r"~tokens:\d+\}:token:.*", "~tokens:n}:token:DIGEST", owner.token("x").key))
         found.discard("")
