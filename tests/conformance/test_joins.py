@@ -148,6 +148,17 @@ async def test_a_record_expires_after_its_notice_only(family: Family) -> None:
     assert await family.gateway.command("HMGET", record, "watchers", "kept") == [None, None]
 
 
+async def test_the_retention_of_a_child_counts_from_its_end(family: Family) -> None:
+    await family.spawn("a")
+    delivery, record = await read_one(family.consumer), family.partition.record("a")
+    await succeed(family.gateway, delivery, "a", b"1", Counters(1), ran=0.1, ttl=DAY)
+    ended = int(await family.gateway.command("HGET", record, "finished")) - 3_600_000
+    await family.gateway.command("HSET", record, "finished", ended)
+    await family.deliver("a")
+    left = await family.gateway.command("PTTL", record)
+    assert 22.9 * 3_600_000 < left <= 23 * 3_600_000
+
+
 async def test_a_notice_that_arrives_twice_changes_nothing(family: Family) -> None:
     await family.spawn("a", "b", "c", limit=1)
     await family.run()

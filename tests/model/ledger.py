@@ -682,10 +682,11 @@ class Ledger:
         self.held.drop_score(self.at.outbox, task)
         kept = self.held.get(record, "kept")
         if kept is not None and end[0]:
+            passed = max(0, self.held.now - int(end[0]))
             retention = max(int(kept.split()[0]), shortest)
             self.held.drop(record, "kept", *(["watchers"] if self.state(task) != b"dead" else []))
             self._register_retention(retention)
-            self.held.expire(retention, record)
+            self.held.expire(max(int(kept.split()[0]) - passed, shortest), record)
         return True
 
     def _clean_up(self, task: str, cleanup: TaskMessage | None) -> None:
