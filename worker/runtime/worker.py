@@ -374,7 +374,7 @@ class Worker:
 
     def _parent_woken(self, partition: Partition, task_id: str) -> None:
         self._promoter.wake(partition)
-        if self._executor.owed is not None:
+        if self._executor.owed is not None and partition.queue in self.queues:  # else another worker runs it
             self._executor.owed[task_id] = partition
 
     async def _give_back(self, delivery: Delivery) -> None:
