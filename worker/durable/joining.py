@@ -12,6 +12,7 @@ is stored. The janitor closes the joins of attempts whose worker died before it 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -21,6 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAli
 
 import orjson
 
+from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.delivery.settlement import WakeCondition
 from ...queues.durations import Moment, seconds_until
@@ -32,6 +34,7 @@ from ...queues.joins import (
     ChildEnd,
     ChildOutcome,
     JoinPlace,
+    JoinState,
     OnFailure,
     PlannedChild,
     add_children,
@@ -424,6 +427,8 @@ async def result_of(run: Run, handle: TaskHandle[Any], timeout: float | None) ->
     """Return the result of any task of this deployment, awaited in a handler outside its steps: the run may park."""
     name = f"{RESULT}:{handle.id}"
     await check_call(run, RESULT, own=True)
+    if handle.id == run.id:
+        raise SpawnRefused(f"task {run.id} cannot await its own result")
     key, recorded, former = await match_wait(run, name, _ANY)
     if former is not None:
         recorded = StepRecord.decode(former).result
@@ -445,10 +450,14 @@ async def _await_result(run: Run, key: str, handle: TaskHandle[Any], timeout: fl
     if run.stopping:
         await run.boundary()
     saved = saved_wait(run, key)
-    if saved is None or saved.get("of") != run.id:
+    known: JoinState | None = None
+    if saved is not None and saved.get("of") == run.id:
+        known = await _retried(run, partial(read_join, run.gateway, _place(run, group_of(saved["id"]))))
+    else:
         if (await _retried(run, handle.record)).state.terminal:
             return await _record_result(run, key, handle, await _ended_outcome(handle))
-        until = None if timeout is None else await redis_time(run) + round(timeout * 1000)
+        endless = timeout is None or timeout > MAX_SECONDS
+        until = None if endless else await redis_time(run) + round((timeout or 0.0) * 1000)
         saved = {"h": _ANY, "id": new_task_id(), "of": run.id, "until": until}
         await _save(run, key, saved)
     group = group_of(saved["id"])
@@ -456,7 +465,8 @@ async def _await_result(run: Run, key: str, handle: TaskHandle[Any], timeout: fl
     place = _place(run, group)
     watch = partial(watch_task, run.gateway, run.delivery, place, handle.partition, handle.id, life=_life(run))
     outcome: ChildOutcome | None
-    if await _retried(run, watch) is None:
+    # A join that is over has the result, which the task may not have any more.
+    if (known is not None and known.over) or await _retried(run, watch) is None:
         waited = await wait_until(run, ChildrenLeft(run, key, place, None, saved["until"], "result"))
         outcome = None if waited is TIMED_OUT else (await _outcomes(run, place, [handle.id]))[0]
     else:
@@ -789,7 +799,7 @@ async def close_all(run: Run) -> None:
     groups = set() if children is None else set(children.groups)
     cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
     for key, value in run.history.saved.items():
-        if key.rpartition("/")[2].startswith(_PLANS):
+        if _PLANS.search(key):
             plan = orjson.loads(value if value[:1] == b"{" else cipher.decrypt(f"s:{key}", value))
             if plan["of"] == run.id:
                 groups.add(group_of(plan["id"]))
@@ -808,8 +818,8 @@ async def close_all(run: Run) -> None:
             break
 
 
-_PLANS: Final = tuple(f"{name}:" for name in (SPAWN, GATHER, COMPLETED, RESULT, OPEN_CHILD))
-"""Beginnings of the names of saved plans."""
+_PLANS: Final = re.compile(rf"(?:^|/)(?:{SPAWN}|{GATHER}|{COMPLETED}|{RESULT}|{OPEN_CHILD}):")
+"""Keys of saved plans."""
 
 _CLOSED_AT_ONCE: Final = 16
 """Joins of one run that are closed at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -749,3 +750,37 @@ async def test_a_task_cannot_wait_for_what_waits_for_it(app: App, whose: str) ->
         expected = "cannot wait for itself" if whose == "its own" else "cannot wait for its parent"
         with pytest.raises(TaskFailed, match=expected):
             await bounded((await parent.enqueue()).result())
+
+
+async def test_a_parent_gets_the_result_of_a_task_whose_record_has_expired(app: App) -> None:
+    @app.task(queue="others")
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    async def find(task_id: str) -> TaskHandle[str]:
+        found = await app.producer.find(task_id)
+        assert found is not None
+        return found
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context, task_id: str) -> str:
+        return await (await ctx.step("find", find, task_id)).result(timeout=600)
+
+    @app.task(retry=ONCE)
+    async def itself(ctx: Context) -> None:
+        handle = await app.producer.find(ctx.task_id)
+        assert handle is not None
+        await handle.result(timeout=math.inf)
+
+    async with app:
+        awaited = await other.enqueue()
+        running = await parent.enqueue(awaited.id)
+        await work_off(app, queues=["test"])
+        assert await running.status() is State.WAITING
+        await work_off(app, queues=["others"])
+        await app.producer.gateway.command("DEL", awaited.partition.record(awaited.id))
+        alone = await itself.enqueue()
+        await work_off(app, queues=["test"])
+        assert await bounded(running.result()) == "done"
+        with pytest.raises(TaskFailed, match="cannot await its own result"):
+            await bounded(alone.result())
