@@ -401,8 +401,8 @@ class TaskHandle(Generic[R]):
             value: JSON data or a model, checked by the JSON schema of the wait.
             by: Name of the sender.
             answer_id: An answer that is sent again under the same id is stored once.
-            shows: `shows` of the open wait, as `waits` returned it when its content was shown to the sender: a wait that
-                shows something else now refuses the answer. Without it the answer is for what the wait shows now.
+            shows: `shows` of the open wait, as `waits` returned it when its content was shown to the sender: a wait
+                that shows something else now refuses the answer. Without it the answer is for what the wait shows now.
 
         Raises:
             WaitNotFound: The task has no open wait of this id, or several of this name.

@@ -1451,7 +1451,7 @@ def agree(found: object, expected: object) -> None:
 
 
 def _log_data(kind: str, task: str, n: int) -> bytes:
-    """Return the log data of an entry; a wait has its time, whether it takes early answers and was lost, and the task."""
+    """Return the log data of an entry; a wait has its time, flags for early answers and for its loss, and the task."""
     match kind:
         case "wait":
             return b"%d %d %d %b" % ((0, 1, 99_999_999_999_999)[n % 3], n % 2, n % 5 == 0, task.encode())

@@ -280,6 +280,7 @@ async def join(run: Run, child: Any) -> Any:
             f"could not join task {child.id}: this run has not spawned it; await handle.result() to wait for any task"
         )
     key, (group, open_key) = f"{JOIN}:{child.id}", spawned
+    data = b""
     recorded = await run.history.read_record(key)
     if recorded is None:
         await wait_until(run, ChildrenLeft(run, key, _place(run, group), None, None, "children"))

@@ -51,7 +51,7 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "a closed join is left": (("  redis.call('UNLINK', KEYS[1], KEYS[2])\nelse", "else"),),
 }
-"""Defects, each as parts of scripts and what they are instead: those of earlier versions, then those of waits and joins."""
+"""Defects, each as parts of scripts and what they are instead: of earlier versions, then of waits and joins."""
 
 
 def replacement(*parts: tuple[str, str]) -> Callable[[bytes], bytes]:

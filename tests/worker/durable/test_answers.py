@@ -441,7 +441,7 @@ async def test_a_second_answer_is_not_kept_for_the_first_question_of_a_successor
         await opened(handle, "approval")
         await handle.answer("approval", True)
         await wait_until(lambda: _successor(handle), "it continues as another task")
-        with pytest.raises(AnswerRefused, match="none of this name is open, and the task that .*h1 continues had one"):
+        with pytest.raises(AnswerRefused, match=r"none of this name is open, and the task that .*h1 continues had one"):
             await handle.answer("approval", True)
         with pytest.raises(AnswerRefused, match=r"the task continues as .*h1: an answer by id is for the question"):
             await handle.answer("approval#1", True)
