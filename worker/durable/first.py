@@ -11,17 +11,20 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
+from .answers import close_wait
 from .attempt_end import forget_undone
 from .journal.step_record import StepRecord
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import CURRENT_STEP, Durability, check_call, check_name
 from .steps.failures import drop_failures
-from .waiting import close_waits, match_wait
+from .waiting import close_waits, match_wait, set_closer
 
 T = TypeVar("T")
 
 _FIRST: Final = "#first"
+
+set_closer("answer", close_wait)  # also for waits that only an earlier run has opened
 
 
 class First(NamedTuple, Generic[T]):

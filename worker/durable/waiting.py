@@ -201,18 +201,9 @@ async def close_waits(run: Run, scopes: Iterable[str]) -> Closing:
         data = run.history.saved[key]
         if data.startswith(_SAVED_WAIT):
             found = orjson.loads(data)
-            closer = _closer(found[WAIT])
+            closer = _CLOSERS.get(found[WAIT], _close)
             closer(run, key, found, closing)
     return closing
-
-
-def _closer(kind: str) -> Closer:
-    """Return the closer of a kind. A plain task does not load that of answers, which an earlier run may have needed."""
-    if kind == "answer":
-        from .answers import close_wait
-
-        return close_wait
-    return _CLOSERS.get(kind, _close)
 
 
 def _close(run: Run, key: str, saved: dict[str, Any], closing: Closing) -> None:
