@@ -199,7 +199,7 @@ async def test_a_run_parks_when_its_branches_wait_too(app: App) -> None:
         await waits(handle)
         assert sorted(seen.raised) == ["CancelledError", "RunStopped"]
         assert calls == ["first", "second"]
-        await handle.send("no", sender="ada")
+        await handle.send("no", sender="nemo")
         await handle.answer("question", "yes", by="ada")
         assert await bounded(handle.result()) == ["first", "second"]
     assert calls == ["first", "second"]
