@@ -448,6 +448,7 @@ async def test_a_second_answer_is_not_kept_for_the_first_question_of_a_successor
         assert (await handle.answer("other", True)).early
         async with running_worker(app, queues=["later"]):
             successor = await app.producer.find(f"{handle.id}.h1")
+            assert successor is not None
             await opened(successor, "approval")
             await handle.answer("approval", False)
             assert await bounded(handle.result()) is False

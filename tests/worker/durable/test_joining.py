@@ -728,7 +728,7 @@ async def test_a_branch_that_joins_late_gets_the_result(app: App, monkeypatch: p
     @app.task(retry=ONCE)
     async def parent(ctx: Context) -> list[int]:
         handle = await ctx.spawn(child, 7)
-        return await asyncio.gather(ctx.join(handle), ctx.join(handle))
+        return [*await asyncio.gather(ctx.join(handle), ctx.join(handle))]
 
     async with app, running_worker(app, concurrency=2):
         assert await bounded((await parent.enqueue()).result()) == [7, 7]

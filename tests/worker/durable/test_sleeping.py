@@ -192,7 +192,7 @@ async def test_a_task_parks_after_a_task_group_that_failed(app: App) -> None:
                 group.create_task(asyncio.Event().wait())
                 group.create_task(fails())
         await ctx.sleep(0.5)
-        return ctx.resumption and ctx.resumption.after
+        return None if ctx.resumption is None else ctx.resumption.after
 
     async with running_worker(app):
         handle = await sleeps.enqueue()
