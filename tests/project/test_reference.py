@@ -209,7 +209,7 @@ NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token"}
 
 def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
     """Return every key that the members of `owner` build, with placeholders for their parameters."""
-    found = set[str]()
+    found: set[str] = set()
     for member in dir(owner):
         if member.startswith("_") or member in NO_KEYS:
             continue
