@@ -61,6 +61,7 @@ from .handle import cancel_task
 from .inspection.views import find_task
 from .junk import report_once
 from .keys import Namespace, Partition, is_name
+from .open_joins import LATE_MS
 from .partitions.route import registered_retention, spread
 from .partitions.router import PartitionRouter
 from .records import opened_evidence
@@ -96,15 +97,12 @@ _MAX_PAGE: Final = 512
 _MAX_WATCHERS: Final = 1000
 """Joins that may wait for one task."""
 
-_SHORTEST: Final = 1200.0
+_SHORTEST: Final = LATE_MS / 1000
 """Seconds for which the record of a child is kept at least after its notice.
 
 A launch that a process had repeated, and that was held up, finds the record then: a kernel gives up unsent bytes after
 some 15 minutes.
 """
-
-_LATE_MS: Final = round(_SHORTEST * 1000)
-"""Milliseconds for which children are refused that are added to a join after its end."""
 
 _ENDED: Final = (b"succeeded", b"dead", b"cancelled")
 
@@ -556,7 +554,7 @@ async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) ->
         retention: Seconds for which the records of cancelled children are kept.
     """
     member = f"{place.task_id}:{place.group}"
-    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "close", _LATE_MS]):
+    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "close", LATE_MS]):
         return
     async for children in _open_children(gateway, place):
         unconfirmed = [(child, message) for child, message, _ in children if message]
@@ -575,7 +573,7 @@ async def _cancel(gateway: Gateway, found: ChildPlace, retention: float) -> None
 
 async def _delete(gateway: Gateway, place: JoinPlace, act: str = "delete") -> None:
     member = f"{place.task_id}:{place.group}"
-    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, act, _LATE_MS])
+    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, act, LATE_MS])
 
 
 async def _open_children(
@@ -674,7 +672,7 @@ async def _deliver(gateway: Gateway, partition: Partition, task_id: str) -> list
             if await _pass_on(gateway, place, watcher.child, partition, task_id, ended):
                 woken.append((place.partition, place.task_id))
     args: list[Argument] = [task_id, ended.finished or b"", ended.settled or b"", ended.replays or b""]
-    args += [str(round(_SHORTEST * 1000)), str(registered_retention(_SHORTEST))]
+    args += [str(LATE_MS), str(registered_retention(_SHORTEST))]
     await gateway.run(_SENT, [partition.record(task_id), partition.outbox, partition.retentions], args)
     return woken
 

@@ -12,6 +12,9 @@ from .transport.scripts import queue_script
 
 _CLOSE: Final = queue_script("close_join")
 
+LATE_MS: Final = 1_200_000
+"""Milliseconds for which children are refused that are added to a join after its end."""
+
 _PAGE: Final = 500
 """Children that are read at once."""
 
@@ -62,7 +65,8 @@ async def stop_join(
     The parent, or a janitor, closes the join later.
     """
     join, launched, waiting = partition.join_keys(task_id, group)
-    if not await gateway.run(_CLOSE, [join, launched, waiting, partition.joins], [f"{task_id}:{group}", "0"]):
+    keys = [join, launched, waiting, partition.joins]
+    if not await gateway.run(_CLOSE, keys, [f"{task_id}:{group}", "close", LATE_MS]):
         return ()
     found: list[tuple[Partition, str]] = []
     cursor: Argument = 0

@@ -36,6 +36,7 @@ from perdure.queues.joins import (
     sweep_notices,
     watch_task,
 )
+from perdure.queues.open_joins import stop_join
 from perdure.queues.security.encryption import Encryptor
 from perdure.queues.transport.scripts import queue_script
 
@@ -416,6 +417,16 @@ async def test_a_join_whose_closing_was_cut_off_is_closed(family: Family, monkey
     record = await read_record(family.gateway, family.partition, "a")
     assert record is not None
     assert record.state is State.CANCELLED
+
+
+async def test_a_join_that_is_stopped_launches_nothing(family: Family) -> None:
+    await family.spawn("a", "b", limit=1, on_failure=OnFailure.KEEP)
+    assert await stop_join(family.gateway, family.place.partition, "parent", "gather") == [(family.partition, "a")]
+    await family.end("cancelled")
+    assert await family.numbers() == (2, 1, 0, 1)
+    assert await read_record(family.gateway, family.partition, "b") is None
+    await close_join(family.gateway, family.place, retention=DAY)
+    assert not await stop_join(family.gateway, family.place.partition, "parent", "gather")
 
 
 async def test_a_watched_task_is_not_cancelled_with_the_parent(family: Family, producer: Producer) -> None:
