@@ -185,7 +185,7 @@ def register_children(app: App) -> None:
     @app.task(**options_of("awaits"))
     @logged
     async def awaits(ctx: Context, steps: int, pause: float) -> list[str]:
-        """Awaits a task that is none of its children."""
+        """Awaits a task that it did not spawn."""
         call = _call(ctx, "other", pause)
         since = time.monotonic_ns()
         handle = spawned("leaf", await leaf.enqueue(**call), since)

@@ -82,16 +82,16 @@ def register_waiting(app: App) -> None:
             used(ctx, "approval", await ctx.wait_for("approval", Reply))
             found["asked"] = await stepped(ctx, "asked", work, [], pause)
 
-        async def told() -> None:
+        async def heard() -> None:
             await ctx.inbox(wait=20 * pause, limit=1)
-            found["told"] = await stepped(ctx, "told", work, [], pause)
+            found["heard"] = await stepped(ctx, "heard", work, [], pause)
 
         async def rested() -> None:
             await ctx.sleep(4 * pause)
             found["rested"] = await stepped(ctx, "rested", work, [], pause)
 
-        await asyncio.gather(asked(), told(), rested())
-        return [found[name] for name in ("asked", "told", "rested")]
+        await asyncio.gather(asked(), heard(), rested())
+        return [found[name] for name in ("asked", "heard", "rested")]
 
     @app.task(**options_of("races"))
     @logged

@@ -161,7 +161,7 @@ def register_families(kit: TaskKit) -> None:
 
     @app.task(**options)
     async def awaits(ctx: Context, steps: int, pause: float) -> list[list[str]]:
-        """Awaits a task that is none of its children."""
+        """Awaits a task that it did not spawn."""
         given = call(ctx, "other", pause)
         handle = await leaf.enqueue(**given)
         return [joined(ctx, given["spot"], await handle.result())]

@@ -111,14 +111,14 @@ def register_waits(kit: TaskKit) -> None:
             await ctx.sleep(1.5 + pause)
             return await stepped(ctx, "rested", [], pause)
 
-        async def told() -> str:
+        async def heard() -> str:
             await ctx.inbox(wait=2.0 + pause, limit=1)
-            return "told"
+            return "heard"
 
         async def worked() -> str:
             return await stepped(ctx, "worked", [], 2 * pause)
 
-        return [*await asyncio.gather(asked(), rested(), told(), worked())]
+        return [*await asyncio.gather(asked(), rested(), heard(), worked())]
 
     @app.task(**kit.options)
     async def races(ctx: Context, steps: int, pause: float) -> list[str]:
@@ -210,10 +210,10 @@ def check_waits(world: World) -> None:
     entries = world.journal.entries
     _check_sleeps(world, entries)
     sent = {entry.value: entry for entry in entries if entry.what == "answers"}
-    told: dict[str, set[str]] = {}
+    noted: dict[str, set[str]] = {}
     for entry in entries:
         if entry.what in ("stored", "refused", "unsure"):
-            told.setdefault(entry.value, set()).add(entry.what)
+            noted.setdefault(entry.value, set()).add(entry.what)
     places: dict[str, set[tuple[str, str]]] = {}
     for entry in entries:
         if entry.what == "used" and entry.value:
@@ -224,9 +224,9 @@ def check_waits(world: World) -> None:
         for task, wait in found:
             if nonce not in sent or sent[nonce].task != task or not _is_for(sent[nonce].step, wait):
                 world.checks.add("other question", f"{nonce} was used for {wait} of {task}")
-        if told.get(nonce) == {"refused"}:
+        if noted.get(nonce) == {"refused"}:
             world.checks.add("refused answer", f"{nonce} was refused, and used for {sorted(found)}")
-    _check_lost(world, sent, told, places)
+    _check_lost(world, sent, noted, places)
     _check_changed(world, entries)
 
 
@@ -254,7 +254,7 @@ def _is_for(target: str, wait: str) -> bool:
 
 
 def _check_lost(
-    world: World, sent: dict[str, Entry], told: dict[str, set[str]], places: dict[str, set[tuple[str, str]]]
+    world: World, sent: dict[str, Entry], noted: dict[str, set[str]], places: dict[str, set[tuple[str, str]]]
 ) -> None:
     """Check that each answer which was stored was used, if its task has succeeded.
 
@@ -265,7 +265,7 @@ def _check_lost(
     lost = {task for nonce, found in places.items() if world.checks.lost(nonce) for task, _ in found}
     for nonce, entry in sent.items():
         kind = kinds.get(entry.task, "")
-        if "stored" not in told.get(nonce, ()) or nonce in places or world.checks.lost(nonce) or entry.task in lost:
+        if "stored" not in noted.get(nonce, ()) or nonce in places or world.checks.lost(nonce) or entry.task in lost:
             continue
         if kind == "races" or (kind == "expects" and set_back):
             continue
