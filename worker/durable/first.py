@@ -177,10 +177,13 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _drop(branch: object) -> None:
-    """Close a branch that is not run."""
+    """Close a branch that is not run, and the coroutines that it got: Python reports those that are never awaited."""
     if inspect.iscoroutine(branch):
         frame = branch.cr_frame if inspect.getcoroutinestate(branch) == inspect.CORO_CREATED else None
         arguments = [] if frame is None else list(frame.f_locals.values())
         branch.close()
-        for value in arguments:  # such as that of asyncio.wait_for: Python reports coroutines that are never awaited
-            _drop(value)
+        for value in arguments:
+            _drop(value)  # such as that of asyncio.wait_for
+            if isinstance(value, dict):  # such as those of ctx.first
+                for inner in value.values():
+                    _drop(inner)

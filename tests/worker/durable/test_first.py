@@ -366,3 +366,18 @@ async def test_a_sleep_whose_duration_changes_ends_when_it_first_should(app: App
     async with app, running_worker(app):
         handle = await waits.enqueue()
         assert await bounded(handle.result()) == "late"
+
+
+async def test_a_call_within_a_branch_is_not_run_again(app: App) -> None:
+    """A later run closes the branches that it does not run, with those within them: Python would report them."""
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def waits(ctx: Context) -> list[str]:
+        inner = ctx.first(message=ctx.inbox(wait=3600), sleep=ctx.sleep(3600))
+        found = await ctx.first(inner=inner, late=ctx.sleep(0.1))
+        await ctx.sleep(0.5)
+        return [found.name]
+
+    async with app, running_worker(app):
+        handle = await waits.enqueue()
+        assert await bounded(handle.result()) == ["late"]
