@@ -113,8 +113,11 @@ _LOOK_MS: Final = 60_000
 """Milliseconds between two looks at a join in which nothing happens."""
 
 _DUE_NOTICES: Final = 200
-_DUE_JOINS: Final = 20
+_DUE_JOINS: Final = 500
 """Most notices and joins that one sweep of a partition looks at."""
+
+_LOOKS: Final = 25
+"""Joins that are looked at together."""
 
 
 class OnFailure(StrEnum):
@@ -781,8 +784,9 @@ async def sweep_notices(gateway: Gateway, partition: Partition, *, retention: fl
     foreign = [member for member in due if not is_task_id(member.decode("utf-8", "replace"))]
     if foreign:
         await gateway.command("ZREM", partition.outbox, *foreign)
-    for member in joins:
-        done += await _try_look(gateway, partition, member, retention)
+    for start in range(0, len(joins), _LOOKS):
+        some = joins[start : start + _LOOKS]
+        done += sum(await asyncio.gather(*(_try_look(gateway, partition, member, retention) for member in some)))
     return done
 
 

@@ -521,6 +521,15 @@ async def test_a_sweep_delivers_what_a_dead_worker_left(family: Family) -> None:
     assert await family.gateway.command("ZRANGE", family.place.partition.joins, 0, -1) == [b"parent:gather"]
 
 
+async def test_a_sweep_reaches_a_join_behind_many_others(family: Family) -> None:
+    await family.spawn("a")
+    scores = [part for number in range(200) for part in (0, f"p{number}:g")]
+    await family.gateway.command("ZADD", family.place.partition.joins, *scores, 1, "parent:gather")
+    await family.gateway.command("DEL", family.partition.record("a"))
+    await sweep_notices(family.gateway, family.place.partition, retention=DAY)
+    assert await family.numbers() == (1, 1, 0, 0)
+
+
 async def test_a_sweep_closes_joins_without_a_parent(family: Family) -> None:
     await family.spawn("a")
     await SETTLING["succeed"](family.gateway, family.parent, "parent")
