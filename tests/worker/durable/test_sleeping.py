@@ -179,7 +179,7 @@ async def test_a_task_group_sleeps(app: App) -> None:
 
 
 async def test_a_task_parks_after_a_task_group_that_failed(app: App) -> None:
-    """Python 3.11 leaves the cancellation by which the group has stopped its body counted. The worker has not cancelled it."""
+    """Python 3.11 leaves the cancellation by which the group has stopped its body counted: no stop of the worker."""
 
     @app.task(retry=Retry(max_attempts=1))
     async def sleeps(ctx: Context) -> str | None:
