@@ -94,7 +94,7 @@ class Respondent:
 
     async def _tell(self, handle: TaskHandle[Any]) -> None:
         """Send the message that a task waits for."""
-        text = f"({handle.id}/told)"
+        text = f"({handle.id}/heard)"
         while True:
             try:
                 await handle.send(text, sender=self._name, message_id=text)
