@@ -72,9 +72,11 @@ from .waiting import (
     WaitEnd,
     look_again,
     match_wait,
+    note_taken,
     redis_time,
     save_wait,
     saved_wait,
+    taking,
     wait_until,
 )
 
@@ -400,6 +402,7 @@ class Wait(Generic[T]):
                     await self._run.flush()
         outcome = self._outcome
         if "answer" in outcome:
+            note_taken()
             value: T = self._call.codec.decode_record(self._key, orjson.dumps(outcome["answer"]))
             return value
         if "closed" in outcome:
@@ -442,7 +445,8 @@ class Wait(Generic[T]):
             outcome = {"answer": answer.value, "by": answer.by, "at": answer.at}
             try:
                 check_size(f"the answer to wait {self.id!r}", len(orjson.dumps(outcome)), self._run.payload_limit)
-                await self._end(outcome, event, answer)
+                async with taking():
+                    await self._end(outcome, event, answer)
             except PayloadTooLarge as error:
                 problem = str(error)
         if problem is not None:

@@ -18,7 +18,7 @@ from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import CURRENT_STEP, Durability, check_call, check_name
 from .steps.failures import drop_failures
-from .waiting import close_waits, match_wait, set_closer
+from .waiting import BRANCH, Race, close_waits, match_wait, set_closer
 
 T = TypeVar("T")
 
@@ -52,14 +52,19 @@ async def first(run: Run, branches: Mapping[str, Awaitable[T]], durability: Dura
             finally:
                 await _end([task])
             return await _outcome(run, call.key, winner, task)
-        tasks = {name: call.start(name, left.pop(name)) for name in branches}
+        race = Race()
+        tasks = race.tasks
         try:
+            for name in branches:
+                tasks[name] = call.start(name, left.pop(name), race)
             await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
-            winner = next(name for name, task in tasks.items() if task.done())
             with run.calling():
+                async with race.taking:  # a branch that stores what it takes ends first
+                    winner = race.winner()
                 await _end([task for name, task in tasks.items() if name != winner])
                 await call.record(winner, [name for name in branches if name != winner], durability)
         finally:
+            race.over.set()
             await _end(list(tasks.values()))
         return await _outcome(run, call.key, winner, tasks[winner])
     finally:
@@ -81,13 +86,15 @@ class _Call:
         """Return the prefix of the keys of a branch."""
         return f"{self._run.keys.scope}{self._scope}/{name}/"
 
-    def start(self, name: str, branch: Awaitable[T]) -> asyncio.Task[T]:
+    def start(self, name: str, branch: Awaitable[T], race: Race | None = None) -> asyncio.Task[T]:
         """Run a branch in its scope."""
         keys = self._run.keys
         token = keys.enter_scope(f"{self._scope}/{name}")
+        among = BRANCH.set(BRANCH.get() if race is None else (race, name))
         try:
             task = asyncio.create_task(_await(branch))
         finally:
+            BRANCH.reset(among)
             keys.leave_scope(token)
         keys.note_caller(self.scope_of(name), task)
         return task

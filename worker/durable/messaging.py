@@ -34,7 +34,18 @@ from .run import Run, RunObserver
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call
 from .steps.matching import match_step
-from .waiting import OPEN, TIMED_OUT, Condition, WaitEnd, match_wait, save_wait, saved_wait, wait_until
+from .waiting import (
+    OPEN,
+    TIMED_OUT,
+    Condition,
+    WaitEnd,
+    match_wait,
+    note_taken,
+    save_wait,
+    saved_wait,
+    taking,
+    wait_until,
+)
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
@@ -97,7 +108,9 @@ async def _receive(
         recorded = StepRecord.decode(former).result
     if recorded is not None:
         run.touch()
-        return [InboxMessage(**message) for message in orjson.loads(recorded)]
+        if read_before := [InboxMessage(**message) for message in orjson.loads(recorded)]:
+            note_taken()
+        return read_before
     if run.stopping:
         await run.boundary()
     owner = run.observer(InboxOwner)
@@ -274,6 +287,31 @@ async def _record(
 
     also: further entries of the act.
     """
+    if not found:
+        await _put(run, key, read, found, also, waited=waited, durability=durability)
+        return
+    may_take = False
+    try:
+        async with taking():
+            may_take = True
+            await _put(run, key, read, found, also, waited=waited, durability=durability)
+    except BaseException:
+        if not may_take:
+            used_messages(run).difference_update([message.number for message in found])
+        raise
+
+
+async def _put(
+    run: Run,
+    key: str,
+    read: _Read,
+    found: Sequence[InboxMessage],
+    also: Sequence[Entry],
+    *,
+    waited: bool,
+    durability: Durability,
+) -> None:
+    """See `_record`."""
     record = StepRecord(orjson.dumps([message.summary() for message in found]), read.digest)
     entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
@@ -213,6 +214,71 @@ def _close(run: Run, key: str, saved: dict[str, Any], closing: Closing) -> None:
 async def redis_time(run: Run) -> int:
     """Return the time of Redis in milliseconds; wait while Redis is unavailable."""
     return await _board(run).read_time()
+
+
+class Race:
+    """The branches of a call of `ctx.first`, of which one ends with a message or an answer that it takes.
+
+    Two branches may find theirs at the same time. So they take them one after the other, and a branch takes nothing
+    when another one has ended: what it has found stays.
+    """
+
+    def __init__(self) -> None:
+        self.outer = BRANCH.get()
+        """The branch that makes the call, if that is one of another race."""
+        self.taking = asyncio.Lock()
+        """Held while a branch stores that it takes something."""
+        self.tasks: dict[str, asyncio.Task[Any]] = {}
+        self.took: set[str] = set()
+        """Names of the branches that have taken something."""
+        self.over = asyncio.Event()
+
+    def winner(self) -> str:
+        """Return the branch that has ended first; of several the first that has taken something, or the first one."""
+        ended = [name for name, task in self.tasks.items() if task.done()]
+        return next((name for name in ended if name in self.took), ended[0])
+
+    @property
+    def decided(self) -> bool:
+        """Whether a branch has ended, and the others are not cancelled yet."""
+        return not self.over.is_set() and any(task.done() for task in self.tasks.values())
+
+
+BRANCH: Final[ContextVar[tuple[Race, str] | None]] = ContextVar("perdure_branch", default=None)
+"""The branch of `ctx.first` that calls here: its race and its name."""
+
+
+def _branches() -> Iterator[tuple[Race, str]]:
+    """Return the branches that call here, the innermost first."""
+    branch = BRANCH.get()
+    while branch is not None:
+        yield branch
+        branch = branch[0].outer
+
+
+def note_taken() -> None:
+    """Note that the branch here has taken a message or an answer, in this run or an earlier one."""
+    for race, name in _branches():
+        race.took.add(name)
+
+
+@asynccontextmanager
+async def taking() -> AsyncIterator[None]:
+    """Let the caller store in the block that it takes a message or an answer. The loser of a race is cancelled here."""
+    async with AsyncExitStack() as stack:
+        while True:
+            decided = None
+            for race, _ in _branches():
+                await stack.enter_async_context(race.taking)
+                if race.decided:
+                    decided = race
+                    break
+            if decided is None:
+                break
+            await stack.aclose()
+            await decided.over.wait()
+        yield
+        note_taken()
 
 
 def look_again(run: Run, key: str) -> None:

@@ -381,3 +381,21 @@ async def test_a_call_within_a_branch_is_not_run_again(app: App) -> None:
     async with app, running_worker(app):
         handle = await waits.enqueue()
         assert await bounded(handle.result()) == ["late"]
+
+
+async def test_a_branch_that_loses_takes_no_message(app: App) -> None:
+    """Of two branches that find theirs at the same time one ends, and the other one leaves the message in the inbox."""
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def waits(ctx: Context) -> list[Any]:
+        name, found = await ctx.first(answer=ctx.wait_for("answer", int), message=ctx.inbox(wait=3600))
+        read = found if name == "message" else await ctx.inbox()
+        return [name, [message.content for message in read]]
+
+    async with app, running_worker(app):
+        handles = [await waits.enqueue() for _ in range(10)]
+        for handle in handles:
+            await parked(handle)
+            await asyncio.gather(handle.answer("answer", 1), handle.send("hello"))
+        results = [await bounded(handle.result()) for handle in handles]
+    assert {tuple(read) for _, read in results} == {("hello",)}
