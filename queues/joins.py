@@ -570,8 +570,15 @@ async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) ->
 
 
 async def _cancel(gateway: Gateway, found: ChildPlace, retention: float) -> None:
+    """Cancel a child, and deliver its notice: perhaps no worker serves its queue, and its record has no TTL until then.
+
+    What cannot be delivered stays in the outbox.
+    """
     with suppress(TaskNotFound):
-        await cancel_task(gateway, found.partition, found.task_id, retention=retention)
+        state = await cancel_task(gateway, found.partition, found.task_id, retention=retention)
+        if state.terminal:
+            with suppress(PerdureError):
+                await _deliver(gateway, found.partition, found.task_id)
 
 
 async def _delete(gateway: Gateway, place: JoinPlace, act: str = "delete") -> None:

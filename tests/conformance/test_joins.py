@@ -394,6 +394,14 @@ async def test_a_parent_that_has_ended_leaves_no_join_and_no_child(family: Famil
     assert await family.numbers() is None, "a late notice does not create the join again"
 
 
+async def test_the_record_of_a_cancelled_child_expires_though_no_worker_serves_its_queue(family: Family) -> None:
+    await family.spawn("a", "b")
+    await close_join(family.gateway, family.place, retention=DAY)
+    assert await family.outbox() == []
+    for name in ("a", "b"):
+        assert 0 < await family.gateway.command("PTTL", family.partition.record(name)) <= DAY * 1000
+
+
 async def test_a_join_of_another_attempt_is_closed(family: Family) -> None:
     await family.spawn("a")
     assert not await family.look()
