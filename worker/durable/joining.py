@@ -409,8 +409,8 @@ def parked_result(handle: TaskHandle[Any], timeout: Moment | None) -> Coroutine[
     if run is None:
         return None
     if handle.id in (run.id, run.envelope.parent):
-        which = "itself" if handle.id == run.id else "its parent, which ends later"
-        raise SpawnRefused(f"could not wait for task {handle.id}: task {run.id} cannot wait for {which}")
+        which = "its own result" if handle.id == run.id else f"the result of its parent {handle.id}, which ends later"
+        raise SpawnRefused(f"task {run.id} cannot await {which}")
     if CURRENT_STEP.get() is not None:
         return None
     if handle.partition.namespace != run.delivery.partition.namespace:
@@ -428,8 +428,6 @@ async def result_of(run: Run, handle: TaskHandle[Any], timeout: float | None) ->
     """Return the result of any task of this deployment, awaited in a handler outside its steps: the run may park."""
     name = f"{RESULT}:{handle.id}"
     await check_call(run, RESULT, own=True)
-    if handle.id == run.id:
-        raise SpawnRefused(f"task {run.id} cannot await its own result")
     key, recorded, former = await match_wait(run, name, _ANY)
     if former is not None:
         recorded = StepRecord.decode(former).result

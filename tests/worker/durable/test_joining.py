@@ -747,7 +747,7 @@ async def test_a_task_cannot_wait_for_what_waits_for_it(app: App, whose: str) ->
         await ctx.gather(child, [None if whose == "its own" else ctx.task_id])
 
     async with app, running_worker(app, concurrency=2):
-        expected = "cannot wait for itself" if whose == "its own" else "cannot wait for its parent"
+        expected = "cannot await its own result" if whose == "its own" else "cannot await the result of its parent"
         with pytest.raises(TaskFailed, match=expected):
             await bounded((await parent.enqueue()).result())
 
