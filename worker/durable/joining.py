@@ -186,10 +186,14 @@ class ChildCall(GroupCall, Protocol):
 
 
 class _Plan(NamedTuple):
-    """The plan of a call. total: number of its children, None until all of them are in the join."""
+    """The plan of a call.
+
+    total: number of its children, None until all of them are in the join. items: digest of their items.
+    """
 
     id: str
     total: int | None = None
+    items: str = ""
 
     @property
     def group(self) -> str:
@@ -545,7 +549,7 @@ async def _open(run: Run, kind: str, call: GroupCall, items: Any, limit: int | N
             children = [call.encode_child(*arguments_of(item)) async for item in each_item(what, items)]
         run.step_began(key)
         try:
-            plan = await _planned(run, key, digest)
+            plan = await _planned(run, key, digest, digest_of(call.call_text(child.data for child in children)))
             if children:
                 await _add(run, call, plan, children, on_failure, window)
             plan = _Plan(plan.id, len(children))
@@ -676,14 +680,23 @@ def _plan_of(run: Run, key: str) -> _Plan | None:
     if (saved := run.history.saved.get(key)) is None:
         return None
     plan = orjson.loads(saved)
-    return _Plan(plan["id"], plan.get("n")) if plan.get("of") == run.id else None
+    return _Plan(plan["id"], plan.get("n"), plan.get("items", "")) if plan.get("of") == run.id else None
 
 
-async def _planned(run: Run, key: str, digest: str) -> _Plan:
-    """Return the plan of a call, which is stored."""
-    if (plan := _plan_of(run, key)) is None:
-        plan = _Plan(new_task_id())
-        await _save(run, key, {"h": digest, "id": plan.id, "of": run.id})
+async def _planned(run: Run, key: str, digest: str, items: str = "") -> _Plan:
+    """Return the plan of a call, which is stored.
+
+    items: digest of the items of all children. If a run that was cut off has added children of other items, they are
+    cancelled, and there is a new plan: a join has the children of one run's items.
+    """
+    former = _plan_of(run, key)
+    if former is None or former.items != items:
+        plan = _Plan(new_task_id(), items=items)
+        await _save(run, key, {"h": digest, "id": plan.id, "of": run.id, "items": items})
+        if former is not None:
+            await _close(run, former.group)
+    else:
+        plan = former
     SpawnedChildren.of(run).groups.add(plan.group)
     return plan
 

@@ -31,7 +31,7 @@ from perdure.worker.agents.journal.forks import fork
 from perdure.worker.durable import joining
 from perdure.worker.task import Task
 
-from tests.support.workers import bounded, letter, running_worker, wait_until, work_off
+from tests.support.workers import bounded, letter, running_worker, steal, wait_until, work_off
 
 pytestmark = [pytest.mark.integration]
 
@@ -784,3 +784,36 @@ async def test_a_parent_gets_the_result_of_a_task_whose_record_has_expired(app: 
         assert await bounded(running.result()) == "done"
         with pytest.raises(TaskFailed, match="cannot await its own result"):
             await bounded(alone.result())
+
+
+async def test_the_children_of_a_call_have_the_items_of_one_run(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker dies when it has added the first of the items; the generator yields others in the next run."""
+    ran = Counter[str]()
+    runs = 0
+    add = joining.add_children
+
+    async def add_some(gateway: Any, delivery: Any, place: Any, children: Any, **options: Any) -> Any:
+        if runs == 1:
+            await add(gateway, delivery, place, children[:2], **options)
+            handle = await app.producer.find(place.task_id)
+            assert handle is not None
+            await steal(app, handle, expired=True)
+        return await add(gateway, delivery, place, children, **options)
+
+    monkeypatch.setattr(joining, "add_children", add_some)
+
+    @app.task
+    async def child(ctx: Context, item: str) -> str:
+        ran[item] += 1
+        return item
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context) -> list[str]:
+        nonlocal runs
+        runs += 1
+        items = "abc" if runs == 1 else "cab"
+        return await ctx.gather(child, iter([*items]))
+
+    async with app, running_worker(app, concurrency=1):
+        assert await bounded((await parent.enqueue()).result()) == ["c", "a", "b"]
+        assert set(ran) == {"a", "b", "c"}
