@@ -7,6 +7,9 @@ they are there already. When the call has its results, they are recorded like th
 A record of results outlives the attempt, as that of a step does. What has failed, and what is not joined yet, ends with
 the attempt: the next one spawns new children, and those that the attempt has left open are cancelled, once its outcome
 is stored. The janitor closes the joins of attempts whose worker died before it could (`queues/joins.py`).
+
+A join that is missing says nothing about its children: a server that lost its last writes has lost the join. The run
+ends there at no cost, and the next one adds the same children again.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import orjson
 
@@ -27,7 +30,7 @@ from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.delivery.settlement import WakeCondition
 from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import TaskMessage, new_task_id
-from ...queues.errors import TaskCancelled, TaskFailed, TaskNotFound
+from ...queues.errors import EntriesLost, TaskCancelled, TaskFailed, TaskNotFound
 from ...queues.groups import DEFAULT_GROUP_LIMIT, Group, decode_group
 from ...queues.handle import TaskHandle, cancel_task
 from ...queues.joins import (
@@ -60,6 +63,7 @@ from .steps.codec import read_step_result, store_step_result
 from .steps.current import CURRENT_STEP, check_call
 from .steps.keys import forget_steps
 from .steps.matching import digest_of
+from .stop_reasons import StopReason
 from .waiting import (
     OPEN,
     TIMED_OUT,
@@ -291,7 +295,7 @@ async def join(run: Run, child: Any) -> Any:
         async with children.joining(group):  # the branch that records the result first closes the join
             recorded = await run.history.read_record(key)
             if recorded is None:
-                data = await _record_join(run, key, child.id, group, open_key)
+                data = await _record_join(run, key, child, group, open_key)
     if recorded is not None:
         run.touch()
         children.groups.discard(group)
@@ -299,14 +303,31 @@ async def join(run: Run, child: Any) -> Any:
     return _value(orjson.loads(data), child.decode)
 
 
-async def _record_join(run: Run, key: str, child: str, group: str, open_key: str) -> bytes:
+async def _record_join(run: Run, key: str, child: TaskHandle[Any], group: str, open_key: str) -> bytes:
     """Record the end of a spawned child, and close its join."""
-    [outcome] = await _outcomes(run, _place(run, group), [child])
+    place = _place(run, group)
+    outcome: ChildOutcome | None = None
+    if await _is_missing(run, place):
+        outcome = await _watched_again(run, key, place, child)
+    if outcome is None:
+        [outcome] = await _outcomes(run, place, [child.id])
     dropped = forget_steps([open_key], run.history)
-    data = await _record_outcomes(run, key, "", _stored(outcome, 0), child, [outcome], also=dropped)
-    run.history.done[key] = StepRecord(data, "", child).encode()
+    data = await _record_outcomes(run, key, "", _stored(outcome, 0), child.id, [outcome], also=dropped)
+    run.history.done[key] = StepRecord(data, "", child.id).encode()
     await _close(run, group)
     return data
+
+
+async def _watched_again(run: Run, key: str, place: JoinPlace, child: TaskHandle[Any]) -> ChildOutcome | None:
+    """Wait for a child whose join Redis has lost. Return its outcome if it has ended, else None: a join has it."""
+    watch = partial(watch_task, run.gateway, run.delivery, place, child.partition, child.id, life=_life(run))
+    try:
+        if await _retried(run, watch) is not None:
+            return await _ended_outcome(child)
+    except TaskNotFound:
+        return ChildOutcome(child.id, ChildEnd.LOST)
+    await wait_until(run, ChildrenLeft(run, key, place, None, None, "children"))
+    return None
 
 
 async def gather(run: Run, task: Any, items: Any, limit: int | None, errors: Errors) -> list[Any]:
@@ -390,7 +411,7 @@ async def as_completed(run: Run, task: Any, items: Any, limit: int | None, error
             await wait_until(run, ChildrenLeft(run, group.key, group.place, seen, None, "children"))
             arrived = await _retried(run, read)
             if not arrived:
-                raise _failure(_stored(ChildOutcome(_numbered(group.plan.id, seen), ChildEnd.LOST), seen))
+                await _stop_without(run)
         for outcome in await _outcomes(run, group.place, arrived):
             seen += 1
             number = int(outcome.child[len(group.plan.id) + 1 :] or 0)
@@ -471,6 +492,8 @@ async def _await_result(run: Run, key: str, handle: TaskHandle[Any], timeout: fl
     # A join that is over has the result, which the task may not have any more.
     if (known is not None and known.over) or await _retried(run, watch) is None:
         waited = await wait_until(run, ChildrenLeft(run, key, place, None, saved["until"], "result"))
+        if waited is not TIMED_OUT and await _is_missing(run, place):
+            await _stop_without(run)
         outcome = None if waited is TIMED_OUT else (await _outcomes(run, place, [handle.id]))[0]
     else:
         outcome = await _ended_outcome(handle)
@@ -544,6 +567,8 @@ async def _open(run: Run, kind: str, call: GroupCall, items: Any, limit: int | N
     if run.stopping:
         await run.boundary()
     plan = _plan_of(run, key)
+    if plan is not None and plan.total and await _is_missing(run, _place(run, plan.group)):
+        plan = plan._replace(total=None)
     if plan is None or plan.total is None:
         if children is None:
             children = [call.encode_child(*arguments_of(item)) async for item in each_item(what, items)]
@@ -552,9 +577,10 @@ async def _open(run: Run, kind: str, call: GroupCall, items: Any, limit: int | N
             plan = await _planned(run, key, digest, digest_of(call.call_text(child.data for child in children)))
             if children:
                 await _add(run, call, plan, children, on_failure, window)
-            plan = _Plan(plan.id, len(children))
+            plan = plan._replace(total=len(children))
             event = run.next_entry(ChildrenSpawned(task=call.task.name, count=len(children), child=plan.id))
-            await _save(run, key, {"h": digest, "id": plan.id, "of": run.id, "n": len(children)}, event)
+            saved = {"h": digest, "id": plan.id, "of": run.id, "n": len(children), "items": plan.items}
+            await _save(run, key, saved, event)
         finally:
             run.step_ended(key)
     SpawnedChildren.of(run).groups.add(plan.group)
@@ -566,6 +592,8 @@ async def _join_all(run: Run, group: _Group, errors: Errors) -> None:
     run.step_began(group.key)
     try:
         state = await _retried(run, partial(read_join, run.gateway, group.place)) if group.total else None
+        if group.total and state is None:
+            await _stop_without(run)
         outcomes: list[ChildOutcome] = []
         if errors != "keep" and state is not None and state.failed is not None:
             outcomes = await _outcomes(run, group.place, [state.failed])
@@ -782,6 +810,17 @@ async def _outcomes(run: Run, place: JoinPlace, children: Iterable[str]) -> list
 
     found = await _retried(run, read)
     return [found.get(child) or ChildOutcome(child, ChildEnd.LOST) for child in wanted]
+
+
+async def _is_missing(run: Run, place: JoinPlace) -> bool:
+    """Return whether there is no join, since Redis has lost it, or an operator has deleted it."""
+    return await _retried(run, partial(read_join, run.gateway, place)) is None
+
+
+async def _stop_without(run: Run) -> NoReturn:
+    """Stop a run whose join is missing: the next run adds the children again, under the same ids."""
+    run.cancel(StopReason.DATA_LOST, EntriesLost(run.id, "join", run.last_entry))
+    await run.refuse()
 
 
 async def _cancel_open(run: Run, place: JoinPlace) -> None:

@@ -26,6 +26,7 @@ from perdure import (
     TaskHandle,
 )
 from perdure.deadletter.replay import Replay, replay
+from perdure.queues.joins import add_children
 from perdure.queues.records import State
 from perdure.worker.agents.journal.forks import fork
 from perdure.worker.durable import joining
@@ -790,7 +791,7 @@ async def test_the_children_of_a_call_have_the_items_of_one_run(app: App, monkey
     """A worker dies when it has added the first of the items; the generator yields others in the next run."""
     ran = Counter[str]()
     runs = 0
-    add = joining.add_children
+    add = add_children
 
     async def add_some(gateway: Any, delivery: Any, place: Any, children: Any, **options: Any) -> Any:
         if runs == 1:
@@ -817,3 +818,36 @@ async def test_the_children_of_a_call_have_the_items_of_one_run(app: App, monkey
     async with app, running_worker(app, concurrency=1):
         assert await bounded((await parent.enqueue()).result()) == ["c", "a", "b"]
         assert set(ran) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("how", ["gather", "as_completed", "join"])
+async def test_children_are_not_lost_with_their_join(app: App, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A server that loses its last writes may lose the join, but not the children, which are in other slots."""
+    ran = Counter[int]()
+    add, lost = add_children, asyncio.Event()
+
+    async def add_and_lose(gateway: Any, delivery: Any, place: Any, children: Any, **options: Any) -> Any:
+        added = await add(gateway, delivery, place, children, **options)
+        if not lost.is_set():
+            lost.set()
+            await gateway.command("DEL", *place.keys)
+        return added
+
+    monkeypatch.setattr(joining, "add_children", add_and_lose)
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        ran[number] += 1
+        return number
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context) -> list[int]:
+        if how == "gather":
+            return await ctx.gather(child, [1, 2, 3], limit=2)
+        if how == "as_completed":
+            return sorted([found async for found in ctx.as_completed(child, [1, 2, 3], limit=2)])
+        return [await ctx.join(await ctx.spawn(child, number)) for number in (1, 2, 3)]
+
+    async with app, running_worker(app, concurrency=2):
+        assert await bounded((await parent.enqueue()).result()) == [1, 2, 3]
+    assert ran == {1: 1, 2: 1, 3: 1}
