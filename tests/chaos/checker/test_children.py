@@ -120,6 +120,14 @@ def test_a_parent_that_has_the_result_of_a_child_that_was_cancelled() -> None:
     assert rules(*parent(), cancel, *child("leaf-1", 2, "2.1", state="cancelled")) == {"result of another child"}
 
 
+@pytest.mark.parametrize(("at", "violated"), [(2, set()), (0.5, {"result of another child"})], ids=["lost", "kept"])
+def test_a_child_whose_outcome_redis_has_lost_runs_again(at: float, violated: set[str]) -> None:
+    """Its notice was on its way. The failover keeps what was stored until 2 s."""
+    former = [one for one in child("leaf-1", at, "2.1") if one[1] not in ("final", "begin", "value")]
+    again = [one for one in child("leaf-1", 3, "2.2") if one[1] != "child"]
+    assert rules(*parent(), *LOSS, *former, *again) == violated
+
+
 def test_a_parent_that_is_given_another_result_in_a_later_run() -> None:
     other = {"spot": SPOT, "token": "2.2/step-0/1"}
     changed = (3, "joined", {"task": PARENT, "run": "1.1", "spot": SPOT, "grown": other})

@@ -81,15 +81,21 @@ def _check_same(history: History, task: Task) -> Iterator[Violation]:
 
 
 def _check_outcomes(history: History, task: Task, spots: dict[str, list[Task]]) -> Iterator[Violation]:
-    """Check that the children whose results a parent returned have succeeded with them."""
+    """Check that the children whose results a parent returned have succeeded with them.
+
+    Redis may have lost the outcome of a child, which then ran again, while the notice of it was on its way.
+    """
     if task.final is None or task.final["state"] != "succeeded" or (finisher := finisher_of(task)) is None:
         return
     for line in task.joined:
         if line["run"] != finisher.name:
             continue
-        ends = [child.final for child in spots.get(line["spot"], []) if child.final is not None]
+        children = spots.get(line["spot"], [])
+        ends = [child.final for child in children if child.final is not None]
+        made = [run.end for child in children for run in child.runs if run.end and run.end.get("result") == line["grown"]]
         found = any(end["state"] == "succeeded" and end["result"] == line["grown"] for end in ends)
-        if not found and not history.lost(line.at, history.end):
+        lost = history.lost(line.at, history.end) or any(history.lost(end.at, history.end) for end in made)
+        if not found and not lost:
             what = f"{task.id} has the result of {line['spot']}, and no child of it has succeeded with that"
             yield Violation("result of another child", what, (line, *ends))
 
