@@ -8,8 +8,8 @@ that they have its lifetime, and that a sender needs no right to write the task'
                none), the number of the entry, JSON (or encrypted JSON, of the kind `wait:ID`)
     a:ID       its answer: the time (ms), the digest of the answer's id, JSON (kind `answer:ID`, or `early:NAME`)
     e:NAME     an answer for the first wait of this name, which no run has opened yet (kind `early:NAME`)
-    c:NAME     waits of this name that were opened, those that were closed, and the digest of the answer's id that
-               closed the last one
+    c:NAME     waits of this name that were opened, those that were closed, and the digests of the ids of the last 20
+               answers that closed one, the latest first
     open       open waits
     early      answers that came early, and their bytes
 

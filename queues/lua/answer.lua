@@ -11,7 +11,7 @@
 --          {'taken', 'answer' or 'early'}: it has another answer; {'closed', waits of this name that were closed};
 --          {'full', answers that came early, their bytes}
 -- Atomic: the answer is stored, and the task is due, both or none. Idempotent: after a lost reply it answers with the
--- same, also if the run has used the answer since, until another one has closed a wait of this name. An answer is for
+-- same, also if the run has used the answer since, until 20 others have closed a wait of this name. An answer is for
 -- the wait that its sender has read: one that was opened again since does not take it. After its time a wait takes no
 -- answer, so a run that has seen no answer then may close it. What wakes a parked task: see park.lua.
 local task = redis.call('HMGET', KEYS[1], 'state', 'handed_to', 'waits', 'wakes')
@@ -20,13 +20,13 @@ local shown = state == 'scheduled' and task[3] and 'waiting' or state
 if not state then
   return {'missing'}
 end
-local opened, closed, last = wait_counts(KEYS[2], ARGV[2])
+local opened, closed, digests = wait_counts(KEYS[2], ARGV[2])
 local early, id = ARGV[3] == '', ARGV[3]
 local field = early and 'e:' .. ARGV[2] or 'a:' .. id
 local held = redis.call('HGET', KEYS[2], field)
 if held and string.match(held, '^%d+ (%x+) ') == ARGV[6] then
   return {early and 'kept' or 'answered', shown}
-elseif last == ARGV[6] then
+elseif string.find(',' .. digests .. ',', ',' .. ARGV[6] .. ',', 1, true) then
   return {'used', shown}
 elseif task[2] then
   return {'moved', task[2]}

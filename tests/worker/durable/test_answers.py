@@ -490,6 +490,29 @@ async def test_an_answer_to_a_page_that_was_left_open_is_refused(app: App) -> No
         assert (await handle.answer("approval", True, shows=page.shows, answer_id="click")).wait == "approval"
 
 
+async def test_an_answer_that_is_sent_again_late_reaches_no_later_question(app: App) -> None:
+    """Such as a webhook that is delivered again when two other questions have been answered or have timed out."""
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def clean(ctx: Context) -> list[Any]:
+        first = await ctx.wait_for("approval", bool, why="delete the staging database?")
+        second = await ctx.wait_for("approval", bool, why="are you sure?")
+        third = await ctx.wait_for("approval", bool, why="anything else?", timeout=0.1, default=None)
+        return [first, second, third, await ctx.wait_for("approval", bool, why="delete the production database?")]
+
+    async with app, running_worker(app):
+        handle = await clean.enqueue()
+        await opened(handle, "approval")
+        await handle.answer("approval", True, answer_id="webhook")
+        await opened(handle, "approval#2")
+        await handle.answer("approval", True)
+        await opened(handle, "approval#4")
+        await handle.answer("approval", True, answer_id="webhook")
+        assert not (await handle.waits())[0].answered
+        await handle.answer("approval", False)
+        assert await bounded(handle.result()) == [True, True, None, False]
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "pay out"}, "name of a wait must be"),
     ({"name": "a/b"}, "name of a wait must be"),
