@@ -34,6 +34,7 @@ from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.scripts import milliseconds
 from ..log import log_wait
 from ..resume_warning import warn_once
+from .attempt_end import OPEN_CHILD
 from .journal.run_events import Waited
 from .run import Run
 from .steps.keys import Match, forget_steps
@@ -456,7 +457,10 @@ class WaitBoard:
         left = [
             key
             for key, data in run.history.saved.items()
-            if key not in waits and data.startswith(_SAVED_WAIT) and not run.keys.is_given(key)
+            if key not in waits
+            and data.startswith(_SAVED_WAIT)
+            and not key.rpartition("/")[2].startswith(OPEN_CHILD)  # no call waits for it yet
+            and not run.keys.is_given(key)
         ]
         if left:
             warn_once(

@@ -30,6 +30,7 @@ from perdure.queues.joins import add_children
 from perdure.queues.records import State
 from perdure.worker.agents.journal.forks import fork
 from perdure.worker.durable import joining
+from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.task import Task
 
 from tests.support.workers import bounded, letter, running_worker, steal, wait_until, work_off
@@ -851,3 +852,21 @@ async def test_children_are_not_lost_with_their_join(app: App, monkeypatch: pyte
     async with app, running_worker(app, concurrency=2):
         assert await bounded((await parent.enqueue()).result()) == [1, 2, 3]
     assert ran == {1: 1, 2: 1, 3: 1}
+
+
+async def test_a_child_that_is_not_joined_is_no_wait_of_a_branch(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WaitBoard, "park_after", 0.05)
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        await ctx.sleep(number * 0.2)
+        return number
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context) -> list[int]:
+        later = await ctx.spawn(child, 4)
+        both = await asyncio.gather(ctx.gather(child, [2]), ctx.gather(child, [3]))
+        return [*both[0], *both[1], await ctx.join(later)]
+
+    async with app, running_worker(app, concurrency=4):
+        assert await bounded((await parent.enqueue()).result()) == [2, 3, 4]

@@ -92,7 +92,9 @@ def _check_outcomes(history: History, task: Task, spots: dict[str, list[Task]]) 
             continue
         children = spots.get(line["spot"], [])
         ends = [child.final for child in children if child.final is not None]
-        made = [run.end for child in children for run in child.runs if run.end and run.end.get("result") == line["grown"]]
+        made = [
+            run.end for child in children for run in child.runs if run.end and run.end.get("result") == line["grown"]
+        ]
         found = any(end["state"] == "succeeded" and end["result"] == line["grown"] for end in ends)
         lost = history.lost(line.at, history.end) or any(history.lost(end.at, history.end) for end in made)
         if not found and not lost:
