@@ -34,6 +34,7 @@ Fields of the hash `join`:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -505,6 +506,18 @@ async def child_places(gateway: Gateway, place: JoinPlace, children: Sequence[st
     return {child: _child_place(place, stored) for child, stored in known if stored is not None}
 
 
+def _is_of(task_id: str, child: str) -> bool:
+    """Return whether a task may be a child of a join now, or a successor of it, by its id: `ID`, `ID.h1`, `ID.h2`.
+
+    The place in a join and the field `handed_to` are plain text: they lead to no other task, whose result would be
+    encrypted for the parent.
+    """
+    return is_task_id(task_id) and (task_id == child or _SUCCESSOR.sub("", task_id) == _SUCCESSOR.sub("", child))
+
+
+_SUCCESSOR: Final = re.compile(r"\.h[1-9][0-9]*$")
+
+
 def _child_place(place: JoinPlace, stored: bytes) -> ChildPlace:
     queue, index, task_id, *watched = stored.decode().split(" ")
     return ChildPlace(Namespace(place.partition.namespace).partition(queue, int(index)), task_id, bool(watched))
@@ -701,7 +714,7 @@ async def _pass_on(
             outcome, result = await _outcome(gateway, partition, task_id, child, ended)
             return await _notify(gateway, place, outcome, result)
         task_id = ended.handed_to.decode("utf-8", "replace")
-        found = await find_task(gateway, namespace, task_id) if is_task_id(task_id) else None
+        found = await find_task(gateway, namespace, task_id) if _is_of(task_id, child) else None
         if found is None:
             break
         partition = found
@@ -841,6 +854,7 @@ async def look_at_join(gateway: Gateway, place: JoinPlace, *, retention: float) 
             await _launch_stored(gateway, place, unconfirmed)
             done = True
         known = [(child, _child_place(place, stored)) for child, message, stored in children if stored and not message]
+        known = [(child, found) for child, found in known if _is_of(found.task_id, child)]
         reads = [("HMGET", found.partition.record(found.task_id), *_FIELDS) for _, found in known]
         for (child, found), reply in zip(known, await gateway.pipeline_each(reads), strict=True):
             if not isinstance(reply, Refused):

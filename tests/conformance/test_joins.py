@@ -360,6 +360,24 @@ async def test_the_result_of_a_successor_is_the_result_of_the_child(family: Fami
     assert found.result == b'{"ok":true}'
 
 
+@pytest.mark.parametrize("field", ["place", "handed_to"])
+async def test_a_plain_field_leads_to_no_other_task(family: Family, producer: Producer, field: str) -> None:
+    """Another program that can write to Redis, and has no key, cannot have a worker pass on another task's result."""
+    await family.spawn("a")
+    await producer.enqueue("c", {}, task_id="secret", queue="small")
+    gateway, record = family.gateway, family.partition.record("a")
+    assert [await family.run(), await family.run()] == ["a", "secret"]
+    if field == "place":
+        await gateway.command("HSET", family.place.keys[0], "p:a", "small 0 secret")
+        await family.look()
+        assert await family.numbers() == (1, 0, 1, 0)
+    else:
+        await gateway.command("HSET", record, "handed_to", "secret")
+        await family.deliver("a")
+        [found] = await family.outcomes("a")
+        assert (found.state, found.result) == (ChildEnd.LOST, None)
+
+
 @pytest.mark.parametrize("lost", ["outbox", "watchers"])
 async def test_the_end_of_a_child_is_found_from_its_state(family: Family, lost: str) -> None:
     """A failover of the child's server has lost the notice, or the watchers."""

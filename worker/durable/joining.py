@@ -30,7 +30,7 @@ from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.delivery.settlement import WakeCondition
 from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import TaskMessage, new_task_id
-from ...queues.errors import EntriesLost, TaskCancelled, TaskFailed, TaskNotFound
+from ...queues.errors import DecryptionError, EntriesLost, TaskCancelled, TaskFailed, TaskNotFound
 from ...queues.groups import DEFAULT_GROUP_LIMIT, Group, decode_group
 from ...queues.handle import TaskHandle, cancel_task
 from ...queues.joins import (
@@ -202,6 +202,14 @@ class _Plan(NamedTuple):
     @property
     def group(self) -> str:
         return group_of(self.id)
+
+    def number_of(self, child: str) -> int:
+        """Return the number of a child. Raises `DecryptionError` for an id that the plan does not have."""
+        name, _, number = child.removeprefix(self.id).partition("-")
+        known = int(number) if not name and number.isdigit() else 0
+        if child != _numbered(self.id, known) or known >= (self.total or 0):
+            raise DecryptionError(f"join {self.group} names {child!r}, which is no child of its plan")
+        return known
 
     def ids(self, count: int | None = None) -> Iterable[str]:
         total = self.total if count is None else count
@@ -414,7 +422,7 @@ async def as_completed(run: Run, task: Any, items: Any, limit: int | None, error
                 await _stop_without(run)
         for outcome in await _outcomes(run, group.place, arrived):
             seen += 1
-            number = int(outcome.child[len(group.plan.id) + 1 :] or 0)
+            number = group.plan.number_of(outcome.child)
             if outcome.state is not ChildEnd.SUCCEEDED and errors != "keep":
                 await _cancel_open(run, group.place)
             run.touch()
@@ -602,7 +610,7 @@ async def _join_all(run: Run, group: _Group, errors: Errors) -> None:
         failed = next((one for one in outcomes if one.state is not ChildEnd.SUCCEEDED), None)
         found: Any
         if failed is not None and errors != "keep":
-            number = int(failed.child[len(group.plan.id) + 1 :] or 0)
+            number = group.plan.number_of(failed.child)
             found = _stored(failed, number)
         else:
             found = [_stored(outcome, number) for number, outcome in enumerate(outcomes)]
