@@ -47,7 +47,7 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "the end of a child does not wake its parent": (("if (over and word == plain) or", "if false and"),),
     "a delivered notice leaves the record for ever": (
-        ("  redis.call('PEXPIRE', KEYS[1], kept)\nend\nreturn 1", "end\nreturn 1"),
+        ("  redis.call('PEXPIRE', KEYS[1], string.format('%.0f', kept))\nend\nreturn 1", "end\nreturn 1"),
     ),
     "a closed join is left": (("  redis.call('UNLINK', KEYS[1], KEYS[2])\nelse", "else"),),
 }
