@@ -419,9 +419,9 @@ class TaskHandle(Generic[R]):
 
     async def waits(self) -> list[OpenWait]:
         """Return the open waits of the task for answers, the oldest first."""
-        from .waits import read_waits
+        from .waits import read_live_waits
 
-        return (await read_waits(self._gateway, self.partition, self.id)).open
+        return (await read_live_waits(self._gateway, self.partition, self.id)).open
 
     async def correct(
         self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False

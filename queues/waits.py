@@ -269,6 +269,16 @@ async def read_waits(gateway: Gateway, partition: Partition, task_id: str) -> Wa
     return Waits(sorted(waits, key=_opened_at), early)
 
 
+async def read_live_waits(gateway: Gateway, partition: Partition, task_id: str) -> Waits:
+    """Return the waits of a task as `read_waits`; a task that has ended has no open ones, whatever it has left open."""
+    waits = await read_waits(gateway, partition, task_id)
+    if waits.open:
+        state = await gateway.command("HGET", partition.record(task_id), "state")
+        if state in (None, b"succeeded", b"cancelled"):
+            return waits._replace(open=[])
+    return waits
+
+
 def _opened_at(wait: OpenWait) -> tuple[int, int, str]:
     return wait.opened, count_of(wait.head.rpartition(" ")[2].encode()), wait.id
 

@@ -513,6 +513,17 @@ async def test_an_answer_that_is_sent_again_late_reaches_no_later_question(app: 
         assert await bounded(handle.result()) == [True, True, None, False]
 
 
+async def test_a_task_that_has_ended_has_no_open_wait(app: App) -> None:
+    @app.task
+    async def pay(ctx: Context) -> None:
+        await ctx.open_wait("approval", bool)
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await bounded(handle.result())
+        assert await handle.waits() == []
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "pay out"}, "name of a wait must be"),
     ({"name": "a/b"}, "name of a wait must be"),

@@ -14,7 +14,7 @@ from ....queues.inspection.views import find_task
 from ....queues.keys import check_name
 from ....queues.producer import Producer
 from ....queues.records import State
-from ....queues.waits import Answer, OpenWait, Waits, is_wait_id, list_waiting, read_waits
+from ....queues.waits import Answer, OpenWait, Waits, is_wait_id, list_waiting, read_live_waits
 from ....queues.wording import short
 from ..support.connection import TaskOptions, connected, known_partitions
 from ..support.errors import misuse_of
@@ -107,7 +107,7 @@ async def waiting(
         partition = await find_task(producer.gateway, producer.namespace, task_id, queue)
         if partition is None:
             raise TaskNotFound(task_id, f"queue {queue!r}" if queue else "any queue")
-        rows += _rows(task_id, partition.queue, await read_waits(producer.gateway, partition, task_id))
+        rows += _rows(task_id, partition.queue, await read_live_waits(producer.gateway, partition, task_id))
         empty = f"task {task_id} waits for no answer"
     else:
         partitions = await known_partitions(producer, queue)
