@@ -42,7 +42,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import orjson
 
@@ -445,17 +445,23 @@ _WATCHERS: Final = "watchers"
 async def _watch(gateway: Gateway, partition: Partition, task_id: str, watcher: Watcher) -> bytes:
     """Add a watcher to a task; return `watched`, `missing`, or the state of a task that has ended."""
     record, cipher = partition.record(task_id), gateway.encryptor.of(partition, task_id)
-    answer = b"changed"
-    while answer == b"changed":
-        stored = await gateway.command("HGET", record, "watchers")
-        watchers = [] if stored is None else _watchers(cipher.decrypt(_WATCHERS, stored))
-        if watcher not in watchers:
-            watchers.append(watcher)
-        if len(watchers) > _MAX_WATCHERS:
-            raise Refused(f"could not wait for task {task_id}: {_MAX_WATCHERS} tasks wait for it already")
-        new = cipher.encrypt(_WATCHERS, orjson.dumps([[*known] for known in watchers]))
-        answer = await gateway.run(_WATCH, [record], [stored or b"", new])
+    locks = _WATCHING.setdefault(gateway, WeakValueDictionary())
+    async with locks.setdefault(record, asyncio.Lock()):  # else many that wait for one task change it again and again
+        answer = b"changed"
+        while answer == b"changed":
+            stored = await gateway.command("HGET", record, "watchers")
+            watchers = [] if stored is None else _watchers(cipher.decrypt(_WATCHERS, stored))
+            if watcher not in watchers:
+                watchers.append(watcher)
+            if len(watchers) > _MAX_WATCHERS:
+                raise Refused(f"could not wait for task {task_id}: {_MAX_WATCHERS} tasks wait for it already")
+            new = cipher.encrypt(_WATCHERS, orjson.dumps([[*known] for known in watchers]))
+            answer = await gateway.run(_WATCH, [record], [stored or b"", new])
     return bytes(answer)
+
+
+_WATCHING: WeakKeyDictionary[Gateway, WeakValueDictionary[str, asyncio.Lock]] = WeakKeyDictionary()
+"""Locks of the calls that add watchers, by gateway and record."""
 
 
 def _watchers(data: bytes) -> list[Watcher]:

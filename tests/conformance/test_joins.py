@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -330,6 +332,27 @@ async def test_watchers_that_come_while_a_task_runs_get_a_notice(family: Family,
     await family.deliver("other")
     [found] = await family.outcomes("other")
     assert found.result == b'{"ok":true}'
+
+
+async def test_many_that_wait_for_one_task_add_their_watchers_in_turn(
+    family: Family, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await producer.enqueue("c", {}, task_id="other", queue="small")
+    places = [family.place._replace(group=f"g{number}") for number in range(40)]
+    run, scripts = Gateway.run, Counter[str]()
+
+    async def counted(gateway: Gateway, script: Any, *args: Any) -> Any:
+        scripts[script.name] += 1
+        return await run(gateway, script, *args)
+
+    monkeypatch.setattr(Gateway, "run", counted)
+    watch = partial(watch_task, family.gateway, family.parent, partition=handle.partition, task_id="other", life=LIFE)
+    assert set(await asyncio.gather(*(watch(place=place) for place in places))) == {None}
+    assert scripts["watch"] == len(places)
+    assert set(await list_watchers(family.gateway, handle.partition, "other")) == set(places)
+    for place in places:
+        await close_join(family.gateway, place, retention=DAY)
+    await family.end()
 
 
 async def test_a_task_that_has_ended_needs_no_watcher(family: Family, producer: Producer) -> None:
