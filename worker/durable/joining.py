@@ -208,7 +208,7 @@ class _Plan(NamedTuple):
         name, _, number = child.removeprefix(self.id).partition("-")
         known = int(number) if not name and number.isdigit() else 0
         if child != _numbered(self.id, known) or known >= (self.total or 0):
-            raise DecryptionError(f"join {self.group} names {child!r}, which is no child of its plan")
+            raise DecryptionError(f"the outcome of task {child}", f"join {self.group} has no such child")
         return known
 
     def ids(self, count: int | None = None) -> Iterable[str]:
