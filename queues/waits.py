@@ -92,6 +92,9 @@ _REDIRECTS: Final = 128
 _PAGE: Final = 100
 """Tasks with open waits that are read at once."""
 
+_OVERHEAD: Final = 256
+"""Bytes that the record and the event of an answer may add to it."""
+
 _SHOWN_IDS: Final = 10
 """Ids of waits that an error names."""
 
@@ -390,7 +393,7 @@ async def answer_wait(
         encoded = as_json(value)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise TypeError(f"an answer must be JSON-serialisable: {error}") from None
-    check_size("the answer", len(encoded), limit)
+    check_size("the answer", len(encoded) + len(orjson.dumps([by, wait])) + _OVERHEAD, limit)
     if not is_wait_id(wait):
         check_name("name of a wait", wait)
     by_id = token is not None or is_wait_id(wait)

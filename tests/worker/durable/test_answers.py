@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, SyncContext, TaskHandle
-from perdure.queues import AnswerRefused, InvalidAnswer, TaskEnded, WaitNotFound
+from perdure.queues import AnswerRefused, InvalidAnswer, PayloadTooLarge, TaskEnded, WaitNotFound
 from perdure.queues.records import State
 from perdure.queues.waits import read_waits
 from perdure.worker.errors import WaitTimedOut
@@ -515,13 +515,32 @@ async def test_an_answer_that_is_sent_again_late_reaches_no_later_question(app: 
 
 async def test_a_task_that_has_ended_has_no_open_wait(app: App) -> None:
     @app.task
-    async def pay(ctx: Context) -> None:
-        await ctx.open_wait("approval", bool)
+    async def pay(ctx: Context) -> str:
+        wait = await ctx.open_wait("approval", bool)
+        return wait.id
 
     async with app, running_worker(app):
         handle = await pay.enqueue()
-        await bounded(handle.result())
+        assert await bounded(handle.result()) == "approval"
         assert await handle.waits() == []
+
+
+async def test_the_largest_answer_that_is_stored_fits_the_run(app: App) -> None:
+    @app.task
+    async def pay(ctx: Context) -> int:
+        return len(await ctx.wait_for("approval", str))
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "approval")
+        size = Settings().payload_limit
+        while True:
+            try:
+                await handle.answer("approval", "x" * size, by="ada")
+                break
+            except PayloadTooLarge:
+                size -= 16
+        assert await bounded(handle.result()) == size
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
