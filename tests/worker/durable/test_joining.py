@@ -870,3 +870,24 @@ async def test_a_child_that_is_not_joined_is_no_wait_of_a_branch(app: App, monke
 
     async with app, running_worker(app, concurrency=4):
         assert await bounded((await parent.enqueue()).result()) == [2, 3, 4]
+
+
+async def test_a_child_that_the_plan_does_not_have_is_refused(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program that can write to Redis has changed the list of the children that have ended."""
+
+    async def other_ended(*args: Any, **options: Any) -> list[str]:
+        return ["other"]
+
+    monkeypatch.setattr(joining, "ended_children", other_ended)
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        return number
+
+    @app.task(retry=ONCE)
+    async def parent(ctx: Context) -> list[int]:
+        return [found async for found in ctx.as_completed(child, [1])]
+
+    async with app, running_worker(app, concurrency=2):
+        with pytest.raises(TaskFailed, match="'other' is no child of its plan"):
+            await bounded((await parent.enqueue()).result())
