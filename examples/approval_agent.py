@@ -66,9 +66,11 @@ async def call_tool(ctx: Context, order: str, call: ToolCall) -> str:
         return await ctx.options(call=call.id).tool("look_up", look_up, order)
     amount = int(call.arguments["amount"])
     shown = {"order": order, "amount": amount}  # an answer to another amount is void
-    if not await ctx.wait_for(
-        "refund", bool, who="finance", shows=shown, timeout=86_400, default=False
-    ):  # takes no slot
+    why = f"Refund {amount} euros for order {order}?"
+    agreed = await ctx.wait_for(  # takes no slot
+        "refund", bool, who="finance", why=why, shows=shown, timeout=86_400, default=False
+    )
+    if not agreed:
         return "refused by finance"
     return await ctx.options(call=call.id, risky=True, verify=find_refund).tool("refund", refund, order, amount)
 

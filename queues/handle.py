@@ -536,6 +536,7 @@ class TaskHandle(Generic[R]):
 
     record_sync = blocking(record, _run)
     status_sync = blocking(status, _run)
+    read_result_sync = blocking(read_result, _run)
     explain_sync = blocking(explain, _run)
     progress_sync = blocking(progress, _run)
     result_sync = blocking(result, _run)

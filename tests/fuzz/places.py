@@ -20,6 +20,9 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "nudge": "stream",
         "timeline": "zset",
         "due": "zset",
+        "waiting": "zset",
+        "outbox": "zset",
+        "joins": "zset",
         "checked": "string",
         "seen": "string",
         "dead": "stream",
@@ -32,6 +35,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "promote_lock": "string",
         "clean_lock": "string",
         "sweep_lock": "string",
+        "notices_lock": "string",
         "record": "hash",
         "steps": "hash",
         "log": "stream",
@@ -71,9 +75,11 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
 """Type of each key, by the attribute or method that makes it."""
 
 NO_KEYS: Final[dict[type, frozenset[str]]] = {
-    Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys"}),
+    Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys", "join_keys"}),
     SessionPartition: frozenset({"namespace", "index", "shared_keys"}),
-    Namespace: frozenset({"name", "partition", "session_partitions", "shared_keys", "task_keys", "worker_channel"}),
+    Namespace: frozenset(
+        {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "worker_channel"}
+    ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""
 
@@ -112,6 +118,10 @@ def places(namespace: Namespace, partition: Partition, sessions: SessionPartitio
     for owner in (partition, sessions, namespace):
         for name, kind in TABLES[type(owner)].items():
             yield _place(owner, name, kind)
+    join, *_ = partition.join_keys(_NAME, _NAME)
+    yield Place("Partition.join_keys", "hash", join[: join.index(_NAME)].encode(), named=True)
+    token = f"{{{namespace.name}:~tokens:{partition.index}}}:token:"
+    yield Place("Namespace.token", "string", token.encode(), named=True)
 
 
 def _place(owner: Any, name: str, kind: Type) -> Place:

@@ -164,12 +164,13 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             assert await bounded(failing.result()) == "2"
             await wait_until(partial(waits_for, reading, "message"), "it waits for a message")
             await reading.send("hello")
-            await wait_until(partial(waits_for, reading, "approval"), "it waits for an answer")
+            await wait_until(partial(waits_for, reading, "answer"), "it waits for an answer")
             (unread,) = (await operate("task", "inbox", late.id, "--json")).lines
             assert unread["content"] == "hello"
             await operate("task", "inbox", late.id, "--drop", str(unread["number"]))
             assert await late.pending_messages() == []
-            await operate("task", "send", reading.id, "yes", "--from", "operator")
+            assert (await operate("task", "waiting", "--json")).lines[0]["wait"] == "question"
+            await operate("task", "answer", reading.id, "question", '"yes"', "--by", "operator")
             assert await bounded(reading.result()) == ["hello", "yes"]
             await operate("task", "cancel", holding.id)
             with pytest.raises(TaskCancelled):

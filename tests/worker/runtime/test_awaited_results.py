@@ -31,14 +31,13 @@ def build(settings: Settings) -> App:
     return app
 
 
-@pytest.mark.parametrize("in_step", [False, True])
-async def test_awaiting_a_task_that_needs_a_slot_of_this_worker_is_warned_of(settings: Settings, in_step: bool) -> None:
+async def test_a_step_that_awaits_a_task_which_needs_a_slot_of_this_worker_is_warned_of(settings: Settings) -> None:
     app = build(settings)
     with pytest.warns(
         RuntimeWarning, match=r"waits for the result of task \S+ on queue 'inner', which its own"
     ) as seen:
         async with app, running_worker(app, concurrency=2):
-            assert await (await app.tasks["parent"].enqueue(in_step=in_step)).result(BOUND) == 1
+            assert await (await app.tasks["parent"].enqueue(in_step=True)).result(BOUND) == 1
     (warning,) = seen
     assert warning.filename == __file__
 
@@ -48,4 +47,6 @@ async def test_waits_that_cannot_block_the_worker_are_not_warned_of(settings: Se
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         async with app, running_worker(app, queues=["inner"]), running_worker(app, queues=[app.name]):
+            assert await (await app.tasks["parent"].enqueue(in_step=True)).result(BOUND) == 1
+        async with app, running_worker(app, concurrency=1):  # outside a step the run parks
             assert await (await app.tasks["parent"].enqueue(in_step=False)).result(BOUND) == 1

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Final, NamedTuple
 import orjson
 import typer
 
-from ....queues.errors import TaskNotFound
-from ....queues.inspection.views import find_task
 from ....queues.keys import check_name
 from ....queues.producer import Producer
 from ....queues.records import State
@@ -104,9 +102,7 @@ async def waiting(
     """
     rows: list[_Row] = []
     if task_id is not None:
-        partition = await find_task(producer.gateway, producer.namespace, task_id, queue)
-        if partition is None:
-            raise TaskNotFound(task_id, f"queue {queue!r}" if queue else "any queue")
+        partition = (await TaskOptions(task_id, queue).find(producer)).partition
         rows += _rows(task_id, partition.queue, await read_live_waits(producer.gateway, partition, task_id))
         empty = f"task {task_id} waits for no answer"
     else:
