@@ -65,7 +65,10 @@ class _Milliseconds(Database):
     def schedule_expiry(self, key: bytes, expireat: float | None) -> None:
         """Remove a key at once whose lifetime has ended when it is set, as with PEXPIRE key 0."""
         super().schedule_expiry(key, expireat)
-        if expireat is not None and int(expireat * 1000 + 0.01) <= int(self.time * 1000):
+        if expireat is None:
+            return
+        # the second comparison rounds up near the end of a millisecond
+        if expireat <= self.time or int(expireat * 1000 + 0.01) <= int(self.time * 1000):
             self._dict.pop(key, None)
 
 
