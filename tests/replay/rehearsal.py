@@ -192,6 +192,7 @@ class Process:
         self.held: Command | None = None
         self._dies = dies
         self._died: asyncio.Event | None = None
+        self._lost: list[asyncio.Future[Any]] = []
         self._names = {script.sha: script.name for script in queue_scripts()}
 
     def run(self, main: Callable[[], Any]) -> None:
@@ -212,6 +213,9 @@ class Process:
             dying.cancel()
             if self.dead:
                 self._cleaning = True
+                for lost in self._lost:  # no shutdown waits for a reply
+                    if not lost.done():
+                        lost.set_exception(Refused("the process is dead"))
                 asyncio.get_running_loop().set_exception_handler(lambda *_: None)
                 working.cancel()
                 with suppress(asyncio.CancelledError, Exception):
@@ -230,7 +234,7 @@ class Process:
     def _submit(self, connection: PipelinedConnection, command: Command, submit: _Submit) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         if self.dead:
-            lost = loop.create_future()
+            lost = self._without_reply(loop)
             if self._cleaning:
                 lost.set_exception(Refused("the process is dead"))
             return lost
@@ -242,7 +246,7 @@ class Process:
         if self.stop.when in ("before", "late"):
             self.held = command
             self._die()
-            return loop.create_future()
+            return self._without_reply(loop)
         sent = submit(connection, command)
         if self.stop.when == "reply":
             lost = loop.create_future()
@@ -250,7 +254,13 @@ class Process:
             return lost
         sent.add_done_callback(lambda done: None if done.cancelled() or done.exception() else self._die())
         connection.flush()
-        return loop.create_future()
+        return self._without_reply(loop)
+
+    def _without_reply(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Return the reply of a command of a dead process, which does not come."""
+        lost: asyncio.Future[Any] = loop.create_future()
+        self._lost.append(lost)
+        return lost
 
 
 def _lose(reply: asyncio.Future[Any]) -> None:
