@@ -432,7 +432,8 @@ async def watch_task(
     state = await retry_while_unavailable(partial(_watch, gateway, partition, task_id, watcher))
     if state == b"watched":
         return None
-    await _delete(gateway, place)
+    for act in ("close", "delete"):
+        await _act_on(gateway, place, act)
     if state == b"missing":
         raise TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
     return ChildEnd(state.decode())
@@ -575,8 +576,7 @@ async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) ->
     Args:
         retention: Seconds for which the records of cancelled children are kept.
     """
-    member = f"{place.task_id}:{place.group}"
-    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "close", LATE_MS]):
+    if not await _act_on(gateway, place, "close"):
         return
     async for children in _open_children(gateway, place):
         unconfirmed = [(child, message) for child, message, _ in children if message]
@@ -585,7 +585,7 @@ async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) ->
         places = await child_places(gateway, place, [child for child, _, _ in children])
         own = [found for found in places.values() if not found.watched]
         await asyncio.gather(*(_cancel(gateway, found, retention) for found in own))
-    await _delete(gateway, place)
+    await _act_on(gateway, place, "delete")
 
 
 async def _cancel(gateway: Gateway, found: ChildPlace, retention: float) -> None:
@@ -600,9 +600,14 @@ async def _cancel(gateway: Gateway, found: ChildPlace, retention: float) -> None
                 await _deliver(gateway, found.partition, found.task_id)
 
 
-async def _delete(gateway: Gateway, place: JoinPlace, act: str = "delete") -> None:
+async def _act_on(gateway: Gateway, place: JoinPlace, act: str) -> bool:
+    """Close, delete or clear a join. Return whether there is one.
+
+    If Redis has lost that the join was closed, it is not deleted: it may have lost that the children were cancelled as
+    well. The janitor closes it if the parent has ended.
+    """
     member = f"{place.task_id}:{place.group}"
-    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, act, LATE_MS])
+    return bool(await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, act, LATE_MS]))
 
 
 async def _open_children(
@@ -847,7 +852,7 @@ async def look_at_join(gateway: Gateway, place: JoinPlace, *, retention: float) 
         ]
     )
     if life is None:
-        await _delete(gateway, place, "clear")
+        await _act_on(gateway, place, "clear")
         return False
     alive = state is not None and state not in _ENDED
     if closed or not alive or life.decode() != life_of(int(attempts or 0), int(replays or 0)):
