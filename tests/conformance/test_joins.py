@@ -468,6 +468,23 @@ async def test_a_join_whose_closing_was_cut_off_is_closed(family: Family, monkey
     assert record.state is State.CANCELLED
 
 
+async def test_a_join_whose_closing_was_lost_is_not_deleted(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cancel_and_lose(*args: Any, **options: Any) -> State:
+        await family.gateway.command("HDEL", family.place.keys[0], "closed")  # with it, the cancellation of the child
+        return State.CANCELLED
+
+    await family.spawn("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(joins, "cancel_task", cancel_and_lose)
+        await close_join(family.gateway, family.place, retention=DAY)
+    assert await family.numbers() == (1, 0, 1, 0)
+    await close_join(family.gateway, family.place, retention=DAY)
+    assert await family.numbers() is None
+    record = await read_record(family.gateway, family.partition, "a")
+    assert record is not None
+    assert record.state is State.CANCELLED
+
+
 async def test_a_join_that_is_stopped_launches_nothing(family: Family) -> None:
     await family.spawn("a", "b", limit=1, on_failure=OnFailure.KEEP)
     assert await stop_join(family.gateway, family.place.partition, "parent", "gather") == [(family.partition, "a")]
