@@ -91,9 +91,25 @@ _SHOWN_BYTES: Final = 16_384
 _SHOWN_TEXT: Final = 200
 """Most characters of a reason, and of what is shown, in errors."""
 
-_ANY: Final = Codec(Any)
 
-_codecs: dict[Any, tuple[Codec, dict[str, Any] | None]] = {}
+class AnswerCodec(Codec):
+    """Codec of answers, which come from other programs: a field has its alias there, or its name."""
+
+    def schema(self) -> dict[str, Any] | None:
+        if self._type is None:
+            return None
+        try:
+            return self._type.adapter.json_schema()
+        except PydanticUserError:
+            return None
+
+    def decode(self, data: bytes) -> Any:
+        return from_json(data) if self._type is None else self._type.read(data, by_alias=True)
+
+
+_ANY: Final = AnswerCodec(Any)
+
+_codecs: dict[Any, tuple[AnswerCodec, dict[str, Any] | None]] = {}
 _reported: Final = FirstOfEach()
 
 
@@ -113,7 +129,7 @@ class WaitCall:
     name: str
     who: str
     why: str
-    codec: Codec
+    codec: AnswerCodec
     schema: dict[str, Any] | None
     seconds: float | None
     default: Any
@@ -179,7 +195,7 @@ def _hash(data: Any) -> str:
     return hashlib.blake2b(orjson.dumps(data), digest_size=12).hexdigest()
 
 
-def _codec(name: str, kind: Any) -> tuple[Codec, dict[str, Any] | None]:
+def _codec(name: str, kind: Any) -> tuple[AnswerCodec, dict[str, Any] | None]:
     """Return the codec of a type, and the schema that senders check answers by. Raises `StepDefinitionError`."""
     if kind is Any or kind is inspect.Signature.empty:
         return _ANY, None
@@ -190,7 +206,7 @@ def _codec(name: str, kind: Any) -> tuple[Codec, dict[str, Any] | None]:
     if found is not None:
         return found
     try:
-        codec = Codec(kind)
+        codec = AnswerCodec(kind)
     except PydanticUserError as error:
         raise StepDefinitionError(f"type of wait {name!r} cannot be used: {type_problem(kind, error)}") from None
     if codec.problem is not None:

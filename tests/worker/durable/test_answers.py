@@ -12,7 +12,7 @@ from perdure.queues import AnswerRefused, InvalidAnswer, PayloadTooLarge, TaskEn
 from perdure.queues.records import State
 from perdure.queues.waits import read_waits
 from perdure.worker.errors import WaitTimedOut
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import bounded, history, letter, redis_command, running_worker, wait_until, work_off
@@ -511,6 +511,26 @@ async def test_an_answer_that_is_sent_again_late_reaches_no_later_question(app: 
         assert not (await handle.waits())[0].answered
         await handle.answer("approval", False)
         assert await bounded(handle.result()) == [True, True, None, False]
+
+
+class Shown(BaseModel):
+    is_ok: bool = Field(alias="isOk")
+    by: str = Field("", alias="signedBy")
+
+
+@pytest.mark.parametrize("given", [{"isOk": True, "signedBy": "ada"}, Shown(isOk=True, signedBy="ada")])
+async def test_an_answer_has_the_aliases_of_its_fields(app: App, given: Any) -> None:
+    @app.task
+    async def pay(ctx: Context) -> list[Any]:
+        answer = await ctx.wait_for("approval", Shown)
+        await ctx.sleep(0.01)  # the answer is read from its record after that
+        return [answer.is_ok, answer.by]
+
+    async with app, running_worker(app):
+        handle = await pay.enqueue()
+        await opened(handle, "approval")
+        await handle.answer("approval", given)
+        assert await bounded(handle.result()) == [True, "ada"]
 
 
 async def test_a_task_that_has_ended_has_no_open_wait(app: App) -> None:
