@@ -43,6 +43,9 @@ on one server.
     {ns:queue:n}:log:ID           stream  workers             like its record
     {ns:queue:n}:inbox:ID         hash    senders, workers    like its record; see inbox.py
     {ns:queue:n}:control:ID       hash    operators           while the task is live: what operators ask of its run
+    {ns:queue:n}:stream:ID:NAME   stream  workers             like its record: items that the task emits, stream_items.py
+    {ns:queue:n}:stream-keys:ID:NAME  zset  workers           like its record: digests of the keys of keyed items (score:
+                                                              number of the item)
     {ns:queue:n}:upload:ID:DIGEST hash    producers, workers  TTL of ten minutes: chunks of large arguments; it becomes
                                                               the record of the task when that is stored
     {ns:~sessions:n}:session:ID   hash    producers, workers  until it is forgotten or idle for the retention
@@ -81,6 +84,7 @@ kind in access rules and scans.
 Channels of pub/sub:
 
     {ns:queue:n}:record:ID   the task has changed
+    {ns:queue:n}:stream:ID:NAME  the task has emitted items; the message is the number of the last one
     {ns:~sessions:n}:session:ID   a turn of the session has ended or failed
     {ns:worker}:ID           a task that the worker runs is to be cancelled: it renews its leases, and reads the request
 """
@@ -125,8 +129,8 @@ SESSION_PARTITIONS: Final = 16
 TOKEN_PARTITIONS: Final = 16
 """Hash slots that the tokens of open waits are spread over. Part of the data format."""
 
-TaskKey = Literal["record", "steps", "log", "inbox", "control", "join"]
-"""A kind of key that each task may have, a join for each of several calls."""
+TaskKey = Literal["record", "steps", "log", "inbox", "control", "join", "stream", "stream-keys"]
+"""A kind of key that each task may have: a join for each of several calls, a stream for each of several names."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -159,11 +163,11 @@ _TYPES: Final = {
     ),
     "set": ("open:*",),
     "list": ("todo:*",),
-    "stream": ("ready", "nudge", "dead", "junk", "log:*", "history:*"),
+    "stream": ("ready", "nudge", "dead", "junk", "log:*", "history:*", "stream:*"),
     "zset": (
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
-        *("waiting", "outbox", "joins"),
+        *("waiting", "outbox", "joins", "stream-keys:*"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -260,6 +264,14 @@ class Partition:
 
     def control(self, task_id: str) -> str:
         return self._control + task_id
+
+    def stream(self, task_id: str, name: str) -> str:
+        """Return the key of a stream of a task, which is also the channel of its readers."""
+        return f"{{{self.namespace}:{self.queue}:{self.index}}}:stream:{task_id}:{name}"
+
+    def stream_keys(self, task_id: str, name: str) -> str:
+        """Return the key of the digests of a stream's keyed items."""
+        return f"{{{self.namespace}:{self.queue}:{self.index}}}:stream-keys:{task_id}:{name}"
 
     def upload(self, task_id: str, content: str) -> str:
         return f"{{{self.namespace}:{self.queue}:{self.index}}}:upload:{task_id}:{content}"
