@@ -90,6 +90,7 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("decisions", 6),
     ("artifacts", 0),
     ("tools", 0),
+    ("promises", 10),
     (_TEXT, 120),
     ("discoveries", 2),
     ("attention", 5),
@@ -97,6 +98,7 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("in_flight", 3),
     ("in_doubt", 3),
     ("decisions", 2),
+    ("promises", 3),
     ("pending", 1),
     (_TEXT, 60),
     ("discoveries", 0),
@@ -106,7 +108,9 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("in_progress", 1),
     ("in_flight", 1),
     ("in_doubt", 1),
+    ("promises", 1),
     ("pending", 0),
+    ("promises", 0),
     ("waiting_on", 0),
     ("attention", 0),
     ("in_progress", 0),
@@ -117,7 +121,7 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
 """Limits in the order of their application, the least important kind first. The latest items of a kind stay longest."""
 
 _FIRST: Final = frozenset(
-    {"later", "pending", "attention", "in_progress", "in_flight", "in_doubt", "waiting_on", "tools"}
+    {"later", "pending", "attention", "in_progress", "in_flight", "in_doubt", "waiting_on", "promises", "tools"}
 )
 """Kinds whose first items matter most; of the other kinds the latest items do."""
 

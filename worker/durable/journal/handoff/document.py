@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from .....queues.doubts import resolve_command
 from .....queues.wording import shown_time
@@ -76,6 +76,23 @@ class AwaitedAnswer(_Part):
     wait: str = ""
 
 
+class OpenPromise(_Part):
+    """Thing that one party has promised another, and that is not done.
+
+    Attributes:
+        by: Name of the party that promised it; "me" is the task.
+        to: Name of the party that it was promised to; "me" is the task.
+        due: Time until which it is to be done; None if no time was agreed.
+        wait: Id of the open wait by which it is owed; empty otherwise.
+    """
+
+    what: str
+    by: str = "me"
+    to: str = "me"
+    due: AwareDatetime | None = None
+    wait: str = ""
+
+
 class ToolUse(_Part):
     """Tool and the number of its calls."""
 
@@ -133,6 +150,7 @@ class Handoff(_Part):
         message: Note of the handler for the next run.
         steps: Number of recorded steps; of an agent, of the steps of its plan that are done.
         messages: Number of messages in the conversation of an agent.
+        promises: What the task has promised and what it is owed, the earliest time first and those without one last.
         left_out: Number of items that were removed for length, by kind.
     """
 
@@ -161,6 +179,7 @@ class Handoff(_Part):
     attention: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     waiting_on: tuple[AwaitedAnswer, ...] = ()
+    promises: tuple[OpenPromise, ...] = ()
     artifacts: tuple[str, ...] = ()
     dependencies: Dependencies = Dependencies()
     left_out: dict[str, int] = {}
