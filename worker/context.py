@@ -24,6 +24,7 @@ from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable, as_completed, gat
 from .durable.journal.chat import Message, Role, ToolCall
 from .durable.journal.event import Event
 from .durable.journal.resumption import Resumption
+from .durable.journal.step_record import PLANNED
 from .durable.messaging import send
 from .durable.run import Run
 from .durable.step_caller import StepCaller
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from loguru import Logger
 
     from .agents.identity import IdentityVersion
+    from .agents.journal.state import PlanStep
     from .agents.recall import RecalledStep
     from .agents.resume_info import ResumeInfo
     from .artifacts.task_artifacts import Artifacts
@@ -258,7 +260,11 @@ class Context(TaskInfo, StepCaller):
         the records of its own steps, however the branches take turns.
         """
         check_name("scope", name)
-        return self._run.keys.scoped(name)
+        if PLANNED not in self._run.history.saved:
+            return self._run.keys.scoped(name)
+        from .durable.planning import planned_scope
+
+        return planned_scope(self._run, name)
 
     async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report how far the task is, for `perdure task show`, `perdure task watch` and `handle.progress()`.
@@ -281,6 +287,25 @@ class Context(TaskInfo, StepCaller):
         Does nothing outside such a step. Raises `PayloadTooLarge`, `LeaseLost`.
         """
         await self._run.save()
+
+    async def plan(self, steps: Iterable[str | PlanStep], *, why: str = "") -> list[str]:
+        """Record the steps to come, in place of an earlier plan, and return their names. Recorded once, like a step.
+
+        A step of the plan is done when a step, a tool call, a wait for an answer or a scope of its name has ended. So
+        `perdure task show`, the handoff document and `ctx.resumption` name the step to continue with.
+
+        Args:
+            steps: names of the steps in their order, or `PlanStep`, which also has a title. A name that occurs twice
+                stands for two steps.
+            why: reason of a plan that replaces another one.
+
+        Raises:
+            StepDefinitionError: a step has no valid name, or the context is that of an agent.
+            StepOutsideTask, PayloadTooLarge, LeaseLost: see there.
+        """
+        from .durable.planning import make_plan
+
+        return await make_plan(self._run, steps, why)
 
     # events
 

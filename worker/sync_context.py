@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from .context import Context, TaskInfo
 from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable
+from .durable.journal.step_record import PLANNED
 from .durable.step_caller import StepCaller
 from .durable.steps.current import check_name
 from .durable.sync.blocking import Blocking, blocking
@@ -167,15 +168,23 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
         async def leave() -> None:
             keys.leave_scope(token)
 
+        async def end() -> None:
+            from .durable.planning import note_end
+
+            note_end(self._run, keys.scope.removesuffix("/"))
+
         check_name("scope", name)
         token = call_in_loop(enter)  # in the asyncio task that calls the steps
         try:
             yield
+            if PLANNED in self._run.history.saved:
+                call_in_loop(end)
         finally:
             call_in_loop(leave)
 
     options = _options(Context.options)
     progress = blocking(Context.progress)
+    plan = blocking(Context.plan)
     checkpoint = blocking(Context.checkpoint)
     decide = blocking(Context.decide)
     discover = blocking(Context.discover)

@@ -42,7 +42,15 @@ from ...queues.transport.backoff import retry_while_unavailable
 from ..context import Context
 from ..durable.joining import followed
 from ..durable.journal.event import Event
-from ..durable.journal.run_events import StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
+from ..durable.journal.run_events import (
+    Planned,
+    PlannedStep,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+    Waited,
+    WaitStarted,
+)
 from ..durable.journal.step_record import StepRecord
 from ..durable.run import Run, RunObserver
 from ..durable.steps.codec import arguments_text, codec_of, fingerprint
@@ -72,7 +80,7 @@ from .background import in_background
 from .coherence.monitor import CoherenceMonitor
 from .identity import Identity, IdentityVersion, load_identity
 from .incoming import Corrections, Incoming, Interrupted, OnMessage
-from .journal.agent_events import Changed, Finished, IdentityRead, LeftUnread, Planned, PlannedStep, Rewound
+from .journal.agent_events import Changed, Finished, IdentityRead, LeftUnread, Rewound
 from .journal.archive import ARCHIVED, archived_keys, archived_since, archived_steps, retire_steps, retired_fields
 from .journal.compaction import COMPACTION, TOO_LARGE
 from .journal.state import AgentState, PlanStep, StepStatus

@@ -181,6 +181,16 @@ class CheckpointWriter:
         if wait or self._pending_bytes > _PENDING_BYTES:
             await self._write_until(self._added)
 
+    def put_soon(self, *entries: Entry) -> None:
+        """Add entries, which are stored in one act, soon and always before the outcome. For callers that cannot wait.
+
+        They excuse no crash, and their number must be small: nothing holds the caller back.
+        """
+        entries, self._first = entries + self._first, ()
+        self._add(entries if self._cipher is None else tuple([entry.encrypted(self._cipher) for entry in entries]))
+        if self._background is None or self._background.done():
+            self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
+
     async def flush(self) -> None:
         """Store all added entries, and the latest progress. Raises `LeaseLost`, `EntriesLost`."""
         if self._progress is not None:

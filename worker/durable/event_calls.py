@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
@@ -26,25 +27,31 @@ _MAX_ORPHANS: Final = 20
 E = TypeVar("E", bound=Event)
 
 
-async def log_once(run: Run, event: E) -> tuple[int, E]:
+async def log_once(
+    run: Run, event: E, *, name: str | None = None, saved: Callable[[E], Entry] | None = None
+) -> tuple[int, E]:
     """Log an event unless an earlier run has logged it.
 
     Events of one type are matched by their content, then by order: see `match_call`. The event is stored with the next
     write, and always before the outcome.
+
+    Args:
+        name: Name of the record, else `#TYPE`.
+        saved: Returns what is stored in one act with the event, given the event without secrets.
 
     Returns:
         Number of the event, and the event as it is in the log: an earlier run may have logged another content.
 
     Raises `StepOutsideTask`, `LeaseLost`.
     """
-    await check_call(run, f"#{event.type}", own=True)
-    name = f"#{event.type}"
+    name = f"#{event.type}" if name is None else name
+    await check_call(run, name, own=True)
     if event.step is None and (outer := run.keys.within) is not None:
         event = event.model_copy(update={"step": outer})
+    content = event if run.redact is None else redacted(event, run.redact)
     if not run.history.records:
         key, entry = run.keys.next(name), run.next_entry(event)
     else:
-        content = event if run.redact is None else redacted(event, run.redact)
         key, recorded, former = await match_call(run, name, digest_of(content.to_json()))
         if former is not None:
             recorded = StepRecord.decode(former).result
@@ -53,7 +60,8 @@ async def log_once(run: Run, event: E) -> tuple[int, E]:
             return int(recorded), encodable(event) if former is None else await _logged(run, int(recorded), event)
         entry = run.next_entry(event)
     record = StepRecord(entry.value, digest_of(entry.log)).encode()
-    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, wait=False)
+    extra = () if saved is None else (saved(content),)
+    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, *extra, wait=False)
     return int(entry.value), encodable(event)
 
 

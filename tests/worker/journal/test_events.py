@@ -18,8 +18,6 @@ from perdure.worker.agents.journal.agent_events import (
     Decided,
     Discovered,
     MessageAdded,
-    Planned,
-    PlannedStep,
 )
 from perdure.worker.agents.journal.json_patch import BadPatch, apply, diff
 from perdure.worker.agents.journal.reducer import empty_state, reduce
@@ -30,6 +28,8 @@ from perdure.worker.durable.journal.event import BUILT_IN, Event
 from perdure.worker.durable.journal.event_redaction import redacted
 from perdure.worker.durable.journal.parsing import Foreign, Unreadable, parse_event
 from perdure.worker.durable.journal.run_events import (
+    Planned,
+    PlannedStep,
     Received,
     Started,
     StepCompleted,

@@ -5,29 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ...durable.journal.chat import Message
 from ...durable.journal.event import Count, Event, built_in
-
-
-class PlannedStep(BaseModel):
-    """Step as a plan lists it."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="strings")
-
-    key: str
-    title: str
-
-
-@built_in
-class Planned(Event):
-    """New plan. again: whether it replaces the open steps of an earlier plan."""
-
-    type: Literal["planned"] = "planned"
-    steps: tuple[PlannedStep, ...] = ()
-    why: str = ""
-    again: bool = False
 
 
 @built_in

@@ -12,6 +12,8 @@ from ....queues.doubts import open_doubts, undecided
 from ....queues.event_log import LogTail, TaskEvent
 from ....queues.explanation.sentences import remedy_for
 from ...durable.journal.event import Event
+from ...durable.journal.failure_record import is_failure
+from ...durable.journal.function_plan import FunctionPlan, state_of
 from ...durable.journal.handoff.budget import fitted
 from ...durable.journal.handoff.document import (
     REMEDY,
@@ -27,7 +29,7 @@ from ...durable.journal.handoff.document import (
     Why,
 )
 from ...durable.journal.parsing import Unreadable, parse_event
-from ...durable.journal.step_record import SNAPSHOT
+from ...durable.journal.step_record import PLANNED, SNAPSHOT
 from ...durable.journal.tool_notes import TOOLS, noted_call, tool_counts
 from ...errors import BadSnapshot
 from .agent_events import Dismissed
@@ -46,6 +48,9 @@ _LATEST: Final = 50
 _FAILED: Final = ("attempt_failed", "buried")
 _LAST: Final = (*_FAILED, "step_completed", "tool_called", "finished")
 """Types of events of an error that stopped a run, and of work that was done since."""
+
+_ENDS: Final = ("step_completed", "step_failed", "tool_called")
+"""Types of events of the end of a step."""
 
 _NO_INTENTS: Final[Mapping[str, bytes]] = {}
 
@@ -79,8 +84,12 @@ def handoff_of(
         except BadSnapshot:
             stored = None  # the resumed run raises it; the log still has a report
     started = next((one.data for one in tail.events if one.type == "started" and isinstance(one.data, dict)), {})
+    state, in_flight = state_after(stored, tail.events), tuple(in_flight)
+    if stored is None and (plan := FunctionPlan.decode(tail.saved.get(PLANNED))) is not None:
+        running = {*in_flight, *tail.intents}
+        state |= state_of(plan, tail.done, running=running, failed=failed_steps(tail))
     handoff = build_handoff(
-        state_after(stored, tail.events),
+        state,
         tail.events,
         task=task,
         session=session,
@@ -101,6 +110,15 @@ def handoff_of(
         waiting=waiting,
     )
     return fitted(handoff, STORED_TOKENS, form=lambda one: one.to_json().decode())
+
+
+def failed_steps(tail: LogTail) -> set[str]:
+    """Return the keys of the recorded steps whose record is a failure: their latest event says so, or the record."""
+    latest = {event.step: event.type for event in tail.events if event.step is not None and event.type in _ENDS}
+    failed = {key for key in tail.done if latest.get(key) == "step_failed"}
+    if isinstance(tail.done, Mapping):
+        failed |= {key for key, record in tail.done.items() if is_failure(record)}
+    return failed
 
 
 def state_after(stored: StoredState | None, events: Sequence[TaskEvent]) -> dict[str, Any]:

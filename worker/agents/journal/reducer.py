@@ -13,6 +13,7 @@ from ...durable.journal.chat import Message
 from ...durable.journal.event import Event
 from ...durable.journal.run_events import (
     Answered,
+    Planned,
     Received,
     Started,
     StepCompleted,
@@ -28,7 +29,6 @@ from .agent_events import (
     Discovered,
     LogBase,
     MessageAdded,
-    Planned,
     Withdrawn,
     WorkspaceSaved,
 )

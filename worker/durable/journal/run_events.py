@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from .chat import Message
 from .event import Count, Event, built_in
@@ -63,6 +63,25 @@ class Forked(Event):
 
 
 # steps
+
+
+class PlannedStep(BaseModel):
+    """Step as a plan lists it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True, ser_json_inf_nan="strings")
+
+    key: str
+    title: str
+
+
+@built_in
+class Planned(Event):
+    """New plan. again: whether it replaces the open steps of an earlier plan."""
+
+    type: Literal["planned"] = "planned"
+    steps: tuple[PlannedStep, ...] = ()
+    why: str = ""
+    again: bool = False
 
 
 @built_in

@@ -21,6 +21,9 @@ VERSION: Final = "#version"
 SNAPSHOT: Final = "#state"
 """Checkpoint key of the snapshot of an agent's state."""
 
+PLANNED: Final = "#planned"
+"""Checkpoint key of the plan of a function."""
+
 WORKSPACE: Final = "#workspace"
 """Checkpoint key of the manifest of a task's workspace."""
 

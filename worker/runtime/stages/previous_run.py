@@ -20,13 +20,15 @@ from ....queues.event_log import TaskEvent, read_log_tail
 from ....queues.keys import Namespace
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
+from ....queues.transport.pipelining import Command
 from ...durable.continuation import HANDING
 from ...durable.ended_task import ON_END
 from ...durable.joining import CHILDREN, SpawnedChildren
+from ...durable.journal.function_plan import FunctionPlan
 from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, Why
 from ...durable.journal.resumption import Resumption
 from ...durable.journal.run_events import Resumed
-from ...durable.journal.step_record import SNAPSHOT, VERSION
+from ...durable.journal.step_record import PLANNED, SNAPSHOT, VERSION
 from ...durable.journal.tool_notes import TOOLS, open_calls
 from ...durable.run import Run, goal_of
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
@@ -36,7 +38,7 @@ from ...on_demand import draft_handoff
 from ..outcome import Cancelled, Outcome
 from .execution import Execution
 
-_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, VERSION, ON_END, CHILDREN)
+_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, PLANNED, VERSION, ON_END, CHILDREN)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""
 
 
@@ -193,16 +195,18 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
     read = partial(read_log_tail, gateway, run.delivery.partition, run.id, checkpoint=False)
     tail = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}"))
     is_agent = SNAPSHOT in history.saved
+    done: set[str] = set()
     try:
         if is_agent:
             await history.read_all()  # which it needs anyway
         else:
+            done = await _done_of_plan(gateway, run)
             started = {event.step or "" for event in tail.events if event.type == "step_started"}
             await history.read_unfinished(*started, *open_calls(history.saved.get(TOOLS)))
     except (DecryptionError, UnreadableCheckpoint):
         return None  # the handler raises it again
     handoff = draft_handoff(
-        replace(tail, done=history.done, intents=history.intents, saved=history.saved),
+        replace(tail, done=done or history.done, intents=history.intents, saved=history.saved),
         task=run.envelope.task,
         session=run.id,
         why=why,
@@ -211,6 +215,20 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
         in_flight=() if (step := history.crash.get("step")) is None else (str(step),),
     )
     return handoff if history.pages is None or is_agent else handoff.model_copy(update={"steps": history.records})
+
+
+async def _done_of_plan(gateway: Gateway, run: Run) -> set[str]:
+    """Return the keys of the known records and of those of the plan, for a large checkpoint of a function."""
+    history = run.history
+    plan = FunctionPlan.decode(history.saved.get(PLANNED))
+    if history.pages is None or plan is None:
+        return set()
+    steps = run.delivery.partition.steps(run.id)
+    names = plan.records()
+    ask: list[Command] = [("HEXISTS", steps, f"d:{name}") for name in names]
+    read = partial(gateway.pipeline, ask, node_of=steps)
+    found = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}"))
+    return {*history.done, *(name for name, exists in zip(names, found, strict=True) if exists)}
 
 
 def _events(history: History) -> int:

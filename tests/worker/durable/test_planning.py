@@ -1,0 +1,130 @@
+"""Plans of functions: recorded once, replaced as a whole, and known to later runs, handoffs and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from perdure import (
+    App,
+    Context,
+    PlanStep,
+    Retry,
+    SyncContext,
+)
+from perdure.deadletter.policy import Reason
+
+from tests.support.workers import bounded, history, letter, work_off
+
+pytestmark = [pytest.mark.integration, pytest.mark.app("planning")]
+
+
+def value() -> int:
+    return 1
+
+
+def fail() -> int:
+    raise RuntimeError("no price")
+
+
+async def test_a_plan_is_recorded_once_and_known_to_the_next_attempt(app: App) -> None:
+    found: list[Any] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0))
+    async def offer(ctx: Context) -> None:
+        names = ["fetch", "compute", "send"] if ctx.attempt == 1 else ["other"]
+        found.append(await ctx.plan(names))
+        await ctx.step("fetch", value)
+        await ctx.step("compute", fail if ctx.attempt == 1 else value)
+        if ctx.resumption is not None and (handoff := ctx.resumption.handoff) is not None:
+            found.append([step.key for step in (*handoff.in_progress, *handoff.pending)])
+
+    handle = await offer.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert found == [["fetch", "compute", "send"], ["fetch", "compute", "send"], ["compute", "send"]]
+    planned = [event.data for event in await history(handle) if event.type == "planned"]
+    assert [[step["key"] for step in data["steps"]] for data in planned] == [["fetch", "compute", "send"]]
+
+
+async def test_another_plan_replaces_the_open_steps(app: App) -> None:
+    handoffs: list[Any] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0))
+    async def offer(ctx: Context) -> None:
+        await ctx.plan(["fetch", PlanStep(key="compute", title="Compute the price"), "send"])
+        await ctx.step("fetch", value)
+        await ctx.plan(["call", "send"], why="the price list is old")
+        if ctx.resumption is not None:
+            handoffs.append(ctx.resumption.handoff)
+        await ctx.step("call", fail if ctx.attempt == 1 else value)
+
+    handle = await offer.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    (handoff,) = handoffs
+    assert [step.key for step in (*handoff.in_progress, *handoff.pending)] == ["call", "send"]
+    assert "step compute was replaced by another plan: the price list is old" in handoff.attention
+    assert handoff.last_completed == "fetch"
+
+
+async def test_scopes_waits_and_repeated_names_are_steps_of_a_plan(app: App) -> None:
+    left: list[Any] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0))
+    async def read(ctx: Context) -> None:
+        await ctx.plan(["page", "page", "page-1", "page-2"])
+        await ctx.step("page", value)
+        await ctx.step("page", value)
+        for name in ("page-1", "page-2"):
+            with ctx.scope(name):
+                await ctx.step("open", value)
+                if ctx.resumption is not None and (handoff := ctx.resumption.handoff) is not None:
+                    left.append([step.key for step in (*handoff.in_progress, *handoff.pending)])
+                await ctx.step("parse", fail if ctx.attempt == 1 and name == "page-2" else value)
+
+    handle = await read.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert left == [["page-2"], ["page-2"]]
+
+
+async def test_a_plain_handler_plans_too(app: App) -> None:
+    left: list[Any] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0))
+    def read(ctx: SyncContext) -> list[str]:
+        names = ctx.plan(["page-1", "send"])
+        with ctx.scope("page-1"):
+            ctx.step("open", value)
+        if ctx.resumption is not None and (handoff := ctx.resumption.handoff) is not None:
+            left.extend(step.key for step in (*handoff.in_progress, *handoff.pending))
+        ctx.step("send", fail if ctx.attempt == 1 else value)
+        return names
+
+    handle = await read.enqueue()
+    await work_off(app)
+    assert await bounded(handle.result()) == ["page-1", "send"]
+    assert left == ["send"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ("fetch", "plan must be a list of names or of PlanStep, got 'fetch'"),
+        ([], "plan must have 1 to 1,000 steps, got 0"),
+        (["a"] * 1001, "plan must have 1 to 1,000 steps, got 1,001"),
+        ([3], "plan must be a list of names or of PlanStep, got an item 3"),
+        (["page#2"], "step of a plan must be 1 to 200 characters without '#', got 'page#2'"),
+    ],
+)
+async def test_what_is_no_plan_is_refused_in_one_sentence(app: App, steps: Sequence[Any], problem: str) -> None:
+    @app.task
+    async def read(ctx: Context) -> None:
+        await ctx.plan(steps)
+
+    handle = await read.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.message) == (Reason.NOT_RETRYABLE, problem)
