@@ -22,7 +22,6 @@ from ..durable.journal.event import Event
 from ..durable.journal.event_redaction import redacted
 from ..durable.journal.handoff.document import Handoff
 from ..durable.journal.parsing import Unreadable, parse_event
-from ..durable.journal.resumption import After
 from ..durable.journal.run_events import Started
 from ..durable.journal.step_record import SNAPSHOT, StepRecord
 from ..durable.run import Run, RunObserver
@@ -71,8 +70,6 @@ class LiveState(RunObserver, Generic[S]):
         snapshot_due: set when a snapshot is due.
         gap: the numbers of the events that the restored log lacks: see `Restored`.
         carried: what earlier turns of the session left; None for a task that is no turn of a session.
-        notice: note for the user about the last interruption.
-        asked_after: reason of the stop after which the agent has asked whether to continue, until this run.
     """
 
     def __init__(
@@ -104,8 +101,6 @@ class LiveState(RunObserver, Generic[S]):
         self.snapshot_due = asyncio.Event()
         self.gap: tuple[int, int] | None = None
         self.carried: Carried[S] | None = None
-        self.notice = ""
-        self.asked_after: After | None = None
         self._every = snapshot_every
         self._keep_steps, self._keep_messages, self._keep_events = keep_steps, keep_messages, keep_events
         self._ahead: list[Entry] = []

@@ -1,7 +1,7 @@
-"""Notice of a resume for the user: what was restored, what is lost or in doubt, what comes next. Facts of the state.
+"""Note of a resume for the user: the text of the event `resumed`, or what the agent says in its own words.
 
-The notice is an event, and the handle of a session's turn has it. If the agent acknowledges it, the answer of the turn
-starts with it, and the brief of a prompt has it until the first step after the resume is recorded.
+The handle of a session's turn has it. If the agent acknowledges it, the answer of the turn starts with it, and the
+brief of a prompt has it until the first step after the resume is recorded.
 
 Confirmation by a person that an agent may continue after an involuntary stop (`on_resume="ask"`).
 
@@ -24,12 +24,9 @@ from ...queues.delivery.settlement import message_after
 from ...queues.errors import PayloadTooLarge
 from ...queues.inbox import CORRECTION, last_message
 from ...queues.transport.backoff import retry_while_unavailable
-from ...queues.wording import counted, iso_time
 from ..context import Context
 from ..durable.journal.chat import Message
-from ..durable.journal.event import Event
-from ..durable.journal.quoting import quoted_line, quoted_name
-from ..durable.journal.resumption import PHRASES, After, Resumption
+from ..durable.journal.resumption import PHRASES, After
 from ..durable.journal.run_events import Waited, WaitStarted
 from ..durable.messaging import next_entries, unread_messages
 from ..durable.steps.codec import Codec
@@ -38,7 +35,8 @@ from ..durable.stop_reasons import ParkReason
 from ..errors import UnserialisableResult
 from ..log import log_wait, logger
 from .agent import Agent
-from .journal.agent_events import MessageAdded, ResumeNotice
+from .journal.agent_events import MessageAdded
+from .journal.draft import CONFIRMATION
 from .journal.state import AgentState, StepStatus
 from .live_state import LiveState
 
@@ -48,14 +46,8 @@ _SCOPE: Final = "#resume"
 NOTE: Final = "#notice"
 """Checkpoint key of the last note for the user."""
 
-_GOAL: Final = 120
-"""Most characters of the goal in that note."""
-
 _MAX_LENGTH: Final = 4_000
-"""Most characters of what an agent says on a resume, and of its goal in the notice."""
-
-_MAX_CALLS: Final = 5
-"""Calls in flight that a notice names."""
+"""Most characters of what an agent says on a resume."""
 
 
 async def notify_of_resume(
@@ -66,46 +58,41 @@ async def notify_of_resume(
     *,
     parks: bool = False,
 ) -> None:
-    """Log the notice of a resume for the user, and what the agent says of it, in one write.
+    """Note what the user is told of a resume, and store what the agent says of it.
 
-    The note for the user is stored if a later run may need it: in a turn of a session, or if the agent `parks`.
-    What the agent says is a message, so recorded steps may be called with other arguments: `mark_changed` lets them
-    run again.
+    The event `resumed`, which the run starts with, has the text for the user. Its note is stored if a later run may
+    need it: in a turn of a session, or if the agent `parks`. What the agent says is a message, so recorded steps may be
+    called with other arguments: `mark_changed` lets them run again.
 
-    A run that is killed before logs none: the next one calls `on_resume` again, with its recorded steps.
+    A run that is killed before stores neither: the next one calls `on_resume` again, with its recorded steps.
     """
     run, resumption = live.run, live.run.resumption
-    if agent.acknowledge_resume:
-        live.notice = run.history.saved.get(NOTE, b"").decode()
     if resumption is None or not resumption.interrupted or not resumption.restored:
         return
-    notice = notice_of(resumption, live.state, live.gap)
+    resumption = resumption.model_copy(update={"lost": live.gap})
+    run.resume_from(resumption)
     with run.keys.inside(_SCOPE):
         said = await agent.on_resume(ctx, resumption)
     await run.check_stopped()
     if said is not None and not isinstance(said, str):
         raise TypeError(f"on_resume must return a text or None, got {said!r}")
     gone = forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)
-    turns: list[Event] = []
-    note = _note_of(notice, resumption)
+    note, entries = f"({resumption.notice()})", list[Entry]()
     if said:
-        text = note = said[:_MAX_LENGTH]
-        notice = notice.model_copy(update={"text": text})
-        turns = [MessageAdded(message=Message(role="assistant", content=text))]
-    try:
-        entries = next_entries(run, notice, *turns)
-    except PayloadTooLarge as error:  # the agent must not fail at each resume because of it
-        logger.bind(task=run.envelope.task, id=run.id).warning("could not log the notice of the resume: {}", error)
-        entries = []
-    if turns:
-        gone += mark_changed()
+        note = said[:_MAX_LENGTH]
+        try:
+            entries = next_entries(run, MessageAdded(message=Message(role="assistant", content=note)))
+        except PayloadTooLarge as error:  # the agent must not fail at each resume because of it
+            logger.bind(task=run.envelope.task, id=run.id).warning("could not store what on_resume returned: {}", error)
+        else:
+            gone += mark_changed()
     if agent.acknowledge_resume:
-        live.notice = note
+        run.resume_from(resumption.model_copy(update={"told": note}))
     if (agent.acknowledge_resume and parks) or live.carried is not None:
         run.history.saved[NOTE] = note.encode("utf-8", "replace")
         gone.append(Entry(Kind.SAVED, NOTE, run.history.saved[NOTE]))
     if entries or gone:
-        await run.recorder.put(*entries, *gone, wait=bool(turns))
+        await run.recorder.put(*entries, *gone, wait=bool(entries))
 
 
 def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: Any) -> Any:
@@ -129,73 +116,10 @@ def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: 
     return answer
 
 
-def _note_of(notice: ResumeNotice, resumption: Resumption) -> str:
-    """Return the notice as a note in an answer, which is read after the work is done."""
-    happened = "continued" if resumption.continues else "interrupted, and resumed"
-    parts = [
-        f"This work was {happened} after {resumption.dated_reason}.",
-        f"Goal: {quoted_line(notice.goal, _GOAL)}.",
-        f"Restored: {_restored(notice.done, notice.steps, notice.messages)}." if not resumption.continues else "",
-        f"Lost: {notice.lost}." if notice.lost else "",
-        f"In doubt: {'; '.join(notice.in_doubt)}." if notice.in_doubt else "",
-        f"It continued with {notice.upcoming}.",
-    ]
-    return f"({' '.join(part for part in parts if part)})"
-
-
-def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | None) -> ResumeNotice:
-    """Return the notice of a run that resumes with this state. gap: numbers of the events that the log has lost."""
-    closed = sum(step.status is StepStatus.DONE for step in state.plan) + state.archive.steps
-    steps = len(state.plan) + state.archive.steps
-    running = next((step for step in state.plan if step.status is StepStatus.RUNNING), None)
-    following = running or next((step for step in state.plan if step.status is StepStatus.PENDING), None)
-    left = () if resumption.handoff is None else resumption.handoff.dependencies.in_doubt[:_MAX_CALLS]
-    doubt = [f"step {one.call} was started and has no result: its effect may have happened" for one in left]
-    decide = [f"idempotency key {quoted_name(one.idempotency_key)}, {quoted_line(one.command)}" for one in left]
-    if running is not None and running.risky and all(one.key != running.key for one in left):
-        doubt.append(f"step {quoted_name(running.key)} was started and has no result: its effect may have happened")
-    calls = () if resumption.handoff is None else resumption.handoff.dependencies.in_flight[:_MAX_CALLS]
-    doubt += [f"the call {quoted_line(one.call)} was in flight" for one in calls]
-    lost = "" if gap is None else f"events {gap[0]} to {gap[1]} of its log"
-    upcoming = "finish" if following is None else f"step {quoted_name(following.key)} {quoted_line(following.title)}"
-    if running is not None:
-        upcoming += ", which was cut off"
-    if following is None and not steps:
-        upcoming = "plan"
-    parts = [
-        f"Resumed after {resumption.dated_reason}.",
-        f"Goal: {quoted_line(state.goal)}.",
-        f"Restored: {_restored(closed, steps, len(state.messages))}." if not resumption.continues else "",
-        f"Lost: {lost}." if lost else "",
-        f"In doubt: {'; '.join(doubt)}." if doubt else "",
-        f"To decide if it becomes a dead letter: {'; '.join(decide)}." if decide else "",
-        f"Next: {upcoming}.",
-    ]
-    return ResumeNotice(
-        goal=state.goal[:_MAX_LENGTH],
-        after=resumption.after,
-        stopped=iso_time(resumption.at) or "",
-        done=closed,
-        steps=steps,
-        messages=len(state.messages),
-        lost=lost,
-        in_doubt=tuple(doubt),
-        upcoming=upcoming,
-        text=" ".join(part for part in parts if part),
-    )
-
-
-def _restored(done: int, steps: int, messages: int) -> str:
-    return f"{done} of {steps} steps are done, {counted(messages, 'message')}"
-
-
 OnResume: TypeAlias = Literal["ask"] | None
 
 _ASKED: Final = "#asked"
 """Key of the question: `until`, `after` and `reason` while it is open, and `closed`."""
-
-_WAITS: Final = "confirmation"
-"""Kind of the wait of a task that has asked."""
 
 _INVOLUNTARY: Final = ("crash", "failure", "replay")
 """Reasons of a stop after which an agent asks."""
@@ -232,7 +156,7 @@ async def confirm_resume(
     if is_open and (on_resume is None or last > asked["after"] or now >= asked["until"]):
         confirmed = run.history.saved[_ASKED] = orjson.dumps({"closed": asked["closed"]})
         run.recorder.mail = max(run.recorder.mail, last)
-        live.asked_after = asked.get("reason")
+        _follow_wait(agent, live, asked.get("reason"))
         await run.recorder.put(run.next_entry(Waited()), Entry(Kind.SAVED, _ASKED, confirmed), wait=False)
         return
     if reason == "replay" and not is_open and await _corrected_since_burial(live):
@@ -245,9 +169,17 @@ async def confirm_resume(
         seconds = min(agent.resume_timeout, MAX_SECONDS)
         asked = {"until": now + round(seconds * 1000), "after": last, "closed": _closed(live), "reason": reason}
         question = run.history.saved[_ASKED] = orjson.dumps(asked)
-        waiting = run.next_entry(WaitStarted(what=_WAITS, why=why))
+        waiting = run.next_entry(WaitStarted(what=CONFIRMATION, why=why))
         await run.recorder.put(waiting, Entry(Kind.SAVED, _ASKED, question), wait=True)
-    await run.park(ParkReason((asked["until"] - now) / 1000, _WAITS, (message_after(last),)))
+    await run.park(ParkReason((asked["until"] - now) / 1000, CONFIRMATION, (message_after(last),)))
+
+
+def _follow_wait(agent: Agent[Any], live: LiveState[Any], asked_after: After | None) -> None:
+    """Let prompts say that the run follows a wait for a confirmation, and what the user was told before it."""
+    run = live.run
+    if run.resumption is not None:
+        told = run.history.saved.get(NOTE, b"").decode() if agent.acknowledge_resume else ""
+        run.resume_from(run.resumption.model_copy(update={"asked_after": asked_after, "told": told}))
 
 
 def _reason(live: LiveState[Any], closed: int) -> After | None:

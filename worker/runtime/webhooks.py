@@ -85,7 +85,8 @@ def _resumed_event(run: Run) -> WebhookEvent | None:
         "after": resumption.after,
         "gap": resumption.gap,
         "restored": resumption.restored,
-        "summary": resumption.summary(),
+        "summary": resumption.summary(private=_encrypted(run)),
+        "text": _masked(run, resumption.notice(private=_encrypted(run))),
     }
     return WebhookEvent(data, log_posting)
 
@@ -140,6 +141,10 @@ def _buried(task_id: str, reason: Reason, counters: Counters, error: BaseExcepti
         "remedy": f"perdure dlq show {task_id}",
     }
     return data if run is None or _encrypted(run) else data | {"message": evidence.message}
+
+
+def _masked(run: Run, text: str) -> str:
+    return text if run.redact is None else run.redact(text)
 
 
 def _encrypted(run: Run) -> bool:

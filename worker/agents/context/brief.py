@@ -30,8 +30,8 @@ from math import inf
 from typing import Any, Final
 
 from ....queues.wording import listed, shown_time
-from ...durable.journal.handoff.document import DoubtfulStep
 from ...durable.journal.quoting import quoted_line, quoted_name
+from ...durable.journal.resumption import Resumption
 from ..journal.state import AgentState, Commitment, PlanStep, Question, ReplacedStep, StepStatus
 
 _SHORT: Final = 15
@@ -47,31 +47,6 @@ _CUT: Final = "- Cut (...): `recall_step(KEY)`."
 _TITLE: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interruption:
-    """The end of the former run, of which the brief speaks until the first step after it is recorded.
-
-    Attributes:
-        name: of the task or agent.
-        reason: as in "after a crash".
-        at: when the former run ended, in milliseconds since the epoch.
-        notice: note for the user about it.
-        message: its note for this one.
-        in_doubt: steps that may have taken effect.
-        cut_off: calls that had no result yet.
-        attention: what to look at first.
-    """
-
-    name: str
-    reason: str
-    at: int | None = None
-    notice: str = ""
-    message: str = ""
-    in_doubt: Sequence[DoubtfulStep] = ()
-    cut_off: Sequence[str] = ()
-    attention: Sequence[str] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class BriefText:
     """The text of the brief, which may be empty, and the left-out entries by kind."""
@@ -85,7 +60,7 @@ def brief_text(
     count: Count,
     budget: int,
     *,
-    interruption: Interruption | None = None,
+    previous: Resumption | None = None,
     full: bool = False,
     held: Collection[str] = (),
     memories: Sequence[str] = (),
@@ -101,8 +76,8 @@ def brief_text(
         memories: quoted lines.
         tools: names of the ready-made tools that the model has; no other is named.
     """
-    headline = _headline(state, interruption)
-    found = _sections(state, interruption, full, held, memories, in_flight, tools)
+    headline = _headline(state, previous)
+    found = _sections(state, previous, full, held, memories, in_flight, tools)
     sections = [one for one in found if one.lines or one.always]
     if not headline and not sections:
         return BriefText("")
@@ -111,12 +86,11 @@ def brief_text(
     return BriefText("\n\n".join([head, *texts]), left_out)
 
 
-def _headline(state: AgentState, interruption: Interruption | None) -> str:
+def _headline(state: AgentState, previous: Resumption | None) -> str:
     place = _place(state)
-    if interruption is None:
+    if previous is None:
         return place and f"{place[0].upper()}{place[1:]}"
-    at = "" if interruption.at is None else f" ({shown_time(interruption.at)})"
-    text = f"You are resuming {quoted_line(interruption.name, _TITLE)} after {interruption.reason}{at}."
+    text = previous.opening()
     if place:
         text += f" {place[0].upper()}{place[1:]}" if place.startswith("all") else f" Continue with {place}"
     return f"{text} Do not repeat completed steps."
@@ -145,7 +119,7 @@ def _next(state: AgentState) -> int | None:
 
 def _sections(
     state: AgentState,
-    interruption: Interruption | None,
+    previous: Resumption | None,
     full: bool,
     held: Collection[str],
     memories: Sequence[str],
@@ -166,12 +140,12 @@ def _sections(
     current = _next(state)
     later = [step for at, step in enumerate(state.plan) if at != current and _is_open(step)]
     promises = _open_promises(state.commitments)
-    if interruption is not None:
-        doubtful = _in_doubt(state, interruption)
+    if previous is not None:
+        doubtful = _in_doubt(state, previous)
         yield Section(
             "Left by the former run",
             "former",
-            [*doubtful, *_former(state, interruption)],
+            [*doubtful, *_former(state, previous)],
             lambda _left, _max_count: "",
             all_of("former"),
             least=len(doubtful),
@@ -298,29 +272,30 @@ def _replaced(step: ReplacedStep) -> str:
     return f"- {quoted_name(step.key)} {quoted_line(step.title, _TITLE)} (replaced by another plan{why})"
 
 
-def _in_doubt(state: AgentState, interruption: Interruption) -> list[str]:
+def _in_doubt(state: AgentState, previous: Resumption) -> list[str]:
     """Return what may have taken effect."""
     done = {step.key for step in state.plan if step.status is StepStatus.DONE}
     return [
-        f"- in doubt: {one.call} started and has no result; look up {quoted_name(one.idempotency_key)} before you "
-        f"repeat it; an operator decides: {quoted_line(one.command)}"
-        for one in interruption.in_doubt
-        if one.key not in done
+        f"- in doubt: {doubt.call} started and has no result; look up {quoted_name(doubt.idempotency_key)} before you "
+        f"repeat it; an operator decides: {quoted_line(doubt.command)}"
+        for doubt in (() if previous.handoff is None else previous.handoff.dependencies.in_doubt)
+        if doubt.key not in done
     ]
 
 
-def _former(state: AgentState, interruption: Interruption) -> Iterable[str]:
+def _former(state: AgentState, previous: Resumption) -> Iterable[str]:
     """Yield what else the former run left, without what the state says."""
-    for call in interruption.cut_off:
-        yield f"- it was waiting for {quoted_line(call)}"
-    if interruption.message:
-        yield f"- its note: {quoted_line(interruption.message, 1000)}"
-    if interruption.notice:
-        yield f"- notice to the user: {quoted_line(interruption.notice, 1000)}"
+    left = previous.handoff
+    for call in () if left is None else left.dependencies.in_flight:
+        yield f"- it was waiting for {quoted_line(call.call)}"
+    if left is not None and left.message and left is not previous.received:
+        yield f"- its note: {quoted_line(left.message, 1000)}"
+    if previous.told:
+        yield f"- notice to the user: {quoted_line(previous.told, 1000)}"
     known = [step.error for step in state.plan if step.error]
-    for one in interruption.attention:
-        if not any(error in one for error in known):
-            yield f"- {quoted_line(one)}"
+    for text in () if left is None else left.attention:
+        if not any(error in text for error in known):
+            yield f"- {quoted_line(text)}"
 
 
 def _decisions(state: AgentState) -> Iterable[str]:

@@ -11,16 +11,15 @@ from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 from ....deadletter.policy import Retry
 from ....queues.durations import Duration
 from ...context import Context
-from ...durable.journal.handoff.document import DoubtfulStep
 from ...durable.journal.quoting import quoted_block, quoted_line, quoted_name
-from ...durable.journal.resumption import PHRASES, After
+from ...durable.journal.resumption import Resumption
 from ...durable.run import Run
 from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
 from ...durable.steps.current import CURRENT_RUN
 from ...errors import StepOutsideTask
 from ..coherence.monitor import CoherenceMonitor
-from ..journal.state import AgentState, StepStatus
+from ..journal.state import AgentState
 from .background import (
     Background,
     Recall,
@@ -31,7 +30,6 @@ from .background import (
     session_profile,
     store_background,
 )
-from .brief import Interruption
 from .compaction import Summarizer, apply_recorded_summary, compact
 from .conversation import repair
 from .layers import Layers, assemble
@@ -46,10 +44,6 @@ class _LiveState(Protocol):
 
     @property
     def steps_done(self) -> int: ...
-    @property
-    def asked_after(self) -> After | None: ...
-    @property
-    def notice(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +191,7 @@ class ContextBuilder:
             rules=self.rules,
             background=background,
             received=_received(run),
-            interruption=_interruption(run, state),
+            previous=_previous_run(run),
             step_memories=found,
             in_flight=tuple(in_flight),
             inbox=[_inbox_text(one) for one in inbox],
@@ -298,35 +292,20 @@ def _identity(ctx: Context, own: str) -> str:
     return f"{stored}\n\n{own}" if stored and own else stored or own
 
 
-def _interruption(run: Run, state: AgentState) -> Interruption | None:
-    """Return the end of the former run, until a step is recorded: for an agent, a step of its plan.
+def _previous_run(run: Run) -> Resumption | None:
+    """Return what the previous run left, until a step is recorded: for an agent, a step of its plan.
 
-    A wait puts no step in doubt, unless it is that for a confirmation after another stop.
+    What this run has called and has an answer to is in doubt no more.
     """
     found = run.resumption
     live = run.observer(_LiveState)  # type: ignore[type-abstract]  # a protocol is asked for
     if found is None or (run.steps_recorded if live is None else live.steps_done):
         return None
-    left = found.handoff
-    asked = None if live is None else live.asked_after
-    doubtful = {} if left is None else {one.key: one for one in left.dependencies.in_doubt}
-    if found.after != "wait" or asked is not None:
-        started = [step for step in state.plan if step.status is StepStatus.RUNNING and step.attempts > 1]
-        for step in started:
-            if step.risky and step.key not in doubtful:
-                doubtful[step.key] = DoubtfulStep(key=step.key, idempotency_key=f"{run.id}:{step.key}")
-    return Interruption(
-        name=run.envelope.task,
-        reason=found.reason if asked is None else f"{PHRASES[asked]} and a wait for confirmation",
-        at=found.at,
-        notice="" if live is None or not (found.interrupted or asked is not None) else live.notice,
-        message="" if left is None or left is found.received else left.message,
-        in_doubt=[one for one in doubtful.values() if not _answered(run, one.key)],
-        cut_off=()
-        if left is None
-        else [one.call for one in left.dependencies.in_flight if not _answered(run, one.key)],
-        attention=() if left is None else left.attention,
-    )
+    if found.handoff is None:
+        return found
+    left = found.handoff.dependencies
+    open_steps = [*(call.key for call in left.in_flight), *(doubt.key for doubt in left.in_doubt)]
+    return found.without([key for key in open_steps if _answered(run, key)])
 
 
 def _answered(run: Run, key: str) -> bool:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...durable.journal.chat import Message
+from ...durable.journal.resumption import Resumption
 from ...errors import ContextTooLarge
 from ..journal.state import AgentState
 from .background import NO_BACKGROUND, Background
-from .brief import BriefText, Interruption, brief_text
+from .brief import BriefText, brief_text
 from .conversation import SUMMARY, Turns, turns_within
 from .prompt import PER_MESSAGE, Budgets, Estimate, Prompt, TokenCounter, cut, message_tokens
 
@@ -34,7 +35,7 @@ class Layers:
         rules: follow the identity, also the same in each prompt.
         background: profile and memories for the goal, the same in each prompt of the task.
         received: note of the task that this one continues.
-        interruption: the end of the former run, if no step was recorded since.
+        previous: the previous run, if no step was recorded since.
         step_memories: quoted lines of memories for the current step.
         in_flight: work that has not ended, such as child tasks.
         inbox: messages that arrived in the meantime, the oldest first.
@@ -46,7 +47,7 @@ class Layers:
     rules: Sequence[str] = ()
     background: Background = NO_BACKGROUND
     received: str = ""
-    interruption: Interruption | None = None
+    previous: Resumption | None = None
     step_memories: Sequence[str] = ()
     in_flight: Sequence[str] = ()
     inbox: Sequence[str] = ()
@@ -178,7 +179,7 @@ def _brief_and_turns(
             state,
             count,
             min(short, room - PER_MESSAGE),
-            interruption=layers.interruption,
+            previous=layers.previous,
             full=full,
             held=held,
             memories=(*(layers.background.memories if _is_message(state) else ()), *layers.step_memories),
@@ -205,7 +206,7 @@ def _brief_and_turns(
 
     answered = any(one.role == "assistant" for one in state.messages)
     summarized = any(one.name == SUMMARY for one in state.messages)
-    full = layers.interruption is not None or summarized or not answered or state.archive.messages > 0
+    full = layers.previous is not None or summarized or not answered or state.archive.messages > 0
     held = frozenset() if full else _held(state, state.messages)
     brief, turns = made(held, full=full)
     if not full and (turns.hidden or held - _held(state, turns.messages)):

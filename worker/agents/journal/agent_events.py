@@ -174,31 +174,6 @@ class Dismissed(Event):
 
 
 @built_in
-class ResumeNotice(Event):
-    """Notice to the user that an agent resumes after an interruption.
-
-    Attributes:
-        after: reason for the stop of the previous run. stopped: its time, as ISO 8601.
-        done, steps: steps of the plan that are done, and all of them.
-        messages: messages in the conversation.
-        lost: what the log has lost. in_doubt: what may or may not have happened. upcoming: what comes next.
-        text: all of this as a text, or what the agent's `on_resume` returned.
-    """
-
-    type: Literal["resume_notice"] = "resume_notice"
-    goal: str = ""
-    after: str = ""
-    stopped: str = ""
-    done: Count = 0
-    steps: Count = 0
-    messages: Count = 0
-    lost: str = ""
-    in_doubt: tuple[str, ...] = ()
-    upcoming: str = ""
-    text: str = ""
-
-
-@built_in
 class Corrected(Event):
     """Correction of the state by a person; `changes` holds the patch. paths: the fields. by: name of the person."""
 

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ValidationError
 from ....queues.doubts import open_doubts, undecided
 from ....queues.event_log import LogTail, TaskEvent
 from ....queues.explanation.sentences import remedy_for
-from ...durable.journal.event import Event
+from ....queues.json_form import as_json
+from ...durable.journal.chat import FROM_INBOX
+from ...durable.journal.event import RECORDED, Event
 from ...durable.journal.failure_record import is_failure
 from ...durable.journal.function_plan import FunctionPlan, state_of
 from ...durable.journal.handoff.budget import fitted
@@ -19,17 +21,20 @@ from ...durable.journal.handoff.document import (
     REMEDY,
     AwaitedAnswer,
     CallInFlight,
+    CompletedStep,
     Dependencies,
     DoubtfulStep,
     FoundFact,
     Handoff,
     MadeDecision,
+    OpenPromise,
+    OpenQuestion,
     OpenStep,
     ToolUse,
     Why,
 )
 from ...durable.journal.parsing import Unreadable, parse_event
-from ...durable.journal.step_record import PLANNED, SNAPSHOT
+from ...durable.journal.step_record import PLANNED, SNAPSHOT, result_text
 from ...durable.journal.tool_notes import TOOLS, noted_call, tool_counts
 from ...errors import BadSnapshot
 from .agent_events import Dismissed
@@ -44,6 +49,12 @@ STORED_TOKENS: Final = 4000
 
 _LATEST: Final = 50
 """Number of latest decisions and discoveries that a draft contains."""
+
+_SAID: Final = 20
+"""Number of latest messages of the user that a draft contains."""
+
+CONFIRMATION: Final = "confirmation"
+"""What a task waits for that asks whether to continue."""
 
 _FAILED: Final = ("attempt_failed", "buried")
 _LAST: Final = (*_FAILED, "step_completed", "tool_called", "finished")
@@ -185,17 +196,35 @@ def build_handoff(
         waiting: Answer that is waited for, if the state does not say.
     """
     parsed = [parse_event(found) for found in events]
-    plan = _parts(OpenStep, state.get("plan"))
-    status = {one.get("key"): one.get("status") for one in _objects(state.get("plan"))}
+    first = _archived(state, "steps") + 1
+    plan = [
+        step.model_copy(update={"number": at}) for at, step in enumerate(_parts(OpenStep, state.get("plan")), first)
+    ]
+    cut_off, results = set(in_flight), state.get("results")
+    status = {
+        step.get("key"): _status(step.get("key"), step.get("status"), done, cut_off)
+        for step in _objects(state.get("plan"))
+    }
     finished = [step.key for step in plan if status.get(step.key) == "done"]
     running = [step for step in plan if status.get(step.key) == "running"]
     known = {step.key for step in plan}
-    running += [OpenStep(key=key) for key in sorted(set(in_flight)) if key not in known]
+    running += [OpenStep(key=key) for key in sorted(cut_off) if key not in known]
     steps = [key for key in done if not _is_event(key)]
     notes = tuple(attention)
     calls = {key: noted_call(intent) for key, intent in sorted(intents.items())}
-    doubts = undecided(open_doubts(session, intents))
     waits = _parts(AwaitedAnswer, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
+    doubtful = {
+        doubt.step: DoubtfulStep(key=doubt.step, idempotency_key=doubt.idempotency_key, arguments=doubt.arguments)
+        for doubt in undecided(open_doubts(session, intents))
+    }
+    doubtful |= {
+        step.key: DoubtfulStep(key=step.key, idempotency_key=f"{session}:{step.key}")
+        for step in running
+        if step.risky and step.key not in doubtful
+    }
+    if why == "waiting" and all(wait.what != CONFIRMATION for wait in waits):  # a wait is what the step has done so far
+        doubtful = {key: doubt for key, doubt in doubtful.items() if key not in known}
+    completed = _logged(parsed, plan, done) if agent is None else _completed(plan, status, results)
     return Handoff(
         task=task,
         agent=agent,
@@ -208,7 +237,9 @@ def build_handoff(
         goal=_text(state.get("goal")) or goal,
         message=message,
         summary=_summary(state, parsed),
-        steps=len(finished) + _archived(state, "steps") if plan else len(steps),
+        steps=len(finished) + first - 1 if plan else len(steps),
+        total=len(plan) + first - 1 if plan else 0,
+        completed=tuple(completed)[-_LATEST:],
         messages=len(_objects(state.get("messages"))) + _archived(state, "messages"),
         last_completed=next((key for key in reversed(status) if status[key] == "done"), None)
         or _last_completed(parsed),
@@ -227,18 +258,61 @@ def build_handoff(
             ),
         ),
         waiting_on=tuple(waits),
+        promises=tuple(_promises(state)),
+        questions=tuple(_parts(OpenQuestion, state.get("questions"))),
+        constraints=tuple(_constraints(state))[-_SAID:],
         artifacts=tuple(_text(one.get("name")) for one in _objects(state.get("artifacts"))),
+        files=tuple(_text(one.get("path")) for one in _objects(state.get("files")))[-_LATEST:],
         dependencies=Dependencies(
             tools=_tools(Counter(tools) if tools else _called(parsed)),
             in_flight=tuple(CallInFlight(key=key, call=call) for key, call in calls.items() if call is not None),
-            in_doubt=tuple(
-                DoubtfulStep(key=doubt.step, idempotency_key=doubt.idempotency_key, arguments=doubt.arguments)
-                for doubt in doubts
-                if not (why == "waiting" and doubt.step in known)  # the wait itself is what it has done so far
-            ),
+            in_doubt=tuple(doubtful.values()),
             unread=unread,
         ),
     )
+
+
+def _status(key: Any, status: Any, done: Collection[str], in_flight: Collection[str]) -> Any:
+    """Return the status of a step of a plan. The state of a function has only its beginning."""
+    if status in ("pending", "running") and key in done:
+        return "done"
+    return "running" if status == "pending" and key in in_flight else status
+
+
+def _completed(plan: Sequence[OpenStep], status: Mapping[Any, Any], results: Any) -> Iterable[CompletedStep]:
+    """Yield the completed steps of an agent's plan with their results."""
+    held = results if isinstance(results, dict) else {}
+    for step in plan:
+        if status.get(step.key) == "done":
+            result = result_text(as_json(held[step.key])) if held.get(step.key) is not None else ""
+            yield CompletedStep(key=step.key, title=step.title, result=result)
+
+
+def _logged(events: Sequence[Event], plan: Sequence[OpenStep], done: Collection[str]) -> Iterable[CompletedStep]:
+    """Yield the recorded steps whose completion the latest events have, in their order."""
+    titles = {step.key: step.title for step in plan}
+    found = [event.step for event in events if event.type in RECORDED]
+    for key in dict.fromkeys(found):
+        if key is not None and key in done:
+            yield CompletedStep(key=key, title=titles.get(key, ""))
+
+
+def _promises(state: Mapping[str, Any]) -> Iterable[OpenPromise]:
+    return [
+        promise
+        for found in _objects(state.get("commitments"))
+        if not found.get("done")
+        for promise in _parts(OpenPromise, [found])
+    ]
+
+
+def _constraints(state: Mapping[str, Any]) -> Iterable[str]:
+    """Yield what the user has said besides the goal: later copies of a summary, no summary, nothing from the inbox."""
+    for message in _objects(state.get("messages")):
+        text = _text(message.get("content"))
+        said = message.get("role") == "user" and message.get("name") not in ("summary", FROM_INBOX)
+        if said and text.strip() and text != state.get("goal"):
+            yield text
 
 
 def burial_notes(

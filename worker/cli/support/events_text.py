@@ -172,7 +172,6 @@ def _by(data: Data) -> str:
 
 
 _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
-    "resume_notice": lambda data: _short(data.get("text", ""), 1_000),
     "corrected": lambda data: f"{', '.join(map(str, data.get('paths', ())))}{_by(data)}",
     "correction_refused": lambda data: f"{_short(data.get('why', ''))}{_by(data)}",
     "tool_called": _called,

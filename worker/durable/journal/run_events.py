@@ -38,6 +38,8 @@ class Resumed(Event):
         after: Reason why the earlier run stopped.
         gap: Seconds during which no worker ran the task.
         restored: Number of restored records by kind (steps, events, decisions, messages and so on).
+        summary: All of it as one line, for operators.
+        text: The same for the user of the task, in plain words.
     """
 
     type: Literal["resumed"] = "resumed"
@@ -45,6 +47,7 @@ class Resumed(Event):
     gap: float | None = None
     restored: dict[str, int] = Field(default={})
     summary: str = ""
+    text: str = ""
 
 
 @built_in

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from ....queues.step_failures import FAILURE_HEAD
+from ....queues.wording import shortened
 
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
@@ -85,3 +86,14 @@ class StepRecord(NamedTuple):
         if not isinstance(call, dict):
             raise ValueError(f"a step record must begin with a JSON object, got {head!r}")
         return cls(result, call.get("h", ""), call.get("a", ""), call.get("m"))
+
+
+_MAX_RESULT: Final = 1000
+"""Characters of a result as text."""
+
+
+def result_text(data: bytes) -> str:
+    """Return a result in JSON as text for people and models: a string as it is, and at most its beginning."""
+    if len(data) > 4 * _MAX_RESULT:
+        return shortened(data[: 4 * _MAX_RESULT].decode("utf-8", "ignore"), _MAX_RESULT)
+    return shortened(orjson.loads(data) if data.startswith(b'"') else data.decode(), _MAX_RESULT)

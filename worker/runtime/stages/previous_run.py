@@ -15,21 +15,27 @@ from typing import Final
 
 from ....queues.delivery.checkpoint import History, load_history
 from ....queues.derived_tasks import confirm_successor
-from ....queues.errors import DecryptionError, ServerFull, Unavailable, UnreadableCheckpoint
+from ....queues.errors import DecryptionError, LargeValueLost, ServerFull, Unavailable, UnreadableCheckpoint
 from ....queues.event_log import TaskEvent, read_log_tail
+from ....queues.inbox import CORRECTION, InboxMessage
+from ....queues.json_form import as_json
 from ....queues.keys import Namespace
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
+from ....queues.transport.large_values import LargeValue
 from ....queues.transport.pipelining import Command
 from ...durable.continuation import HANDING
 from ...durable.ended_task import ON_END
 from ...durable.joining import CHILDREN, SpawnedChildren
+from ...durable.journal.event import RECORDED
+from ...durable.journal.failure_record import FailureRecord, is_failure
 from ...durable.journal.function_plan import FunctionPlan
-from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, Why
+from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, UnreadMessage, Why
 from ...durable.journal.resumption import Resumption
 from ...durable.journal.run_events import Resumed
-from ...durable.journal.step_record import PLANNED, SNAPSHOT, VERSION
+from ...durable.journal.step_record import PLANNED, SNAPSHOT, VERSION, StepRecord, result_text
 from ...durable.journal.tool_notes import TOOLS, open_calls
+from ...durable.messaging import unread_messages
 from ...durable.run import Run, goal_of
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
@@ -40,6 +46,10 @@ from .execution import Execution
 
 _READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, PLANNED, VERSION, ON_END, CHILDREN)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""
+
+
+_MAX_MESSAGES: Final = 10
+"""Unread messages that a function's previous run shows."""
 
 
 class LoadHistory:
@@ -102,6 +112,8 @@ async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
         raise AssertionError(f"{stop} ends no run that can be resumed")
     first = received is not None and not run.history.events
     handoff = received if first else left or await _draft_handoff(gateway, run, rule.why, at)
+    if handoff is not None and not first and handoff.agent is None:
+        handoff = await _completed(run, handoff)
     if rule.after == "replay" and handoff is not None:
         kept = tuple(one for one in handoff.attention if not one.startswith(REMEDY))
         handoff = handoff.model_copy(update={"attention": kept})
@@ -110,6 +122,7 @@ async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
         at=at,
         gap=None if at is None else max(0.0, (run.history.read_at - at) / 1000),
         restored=_restored(run.history, handoff),
+        task=run.envelope.task,
         handoff=handoff,
         received=received,
     )
@@ -119,7 +132,13 @@ async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
     summary = resumption.summary()
     level = "INFO" if resumption.interrupted and lines.admits() else "DEBUG"
     logger.bind(task=run.envelope.task, id=run.id).log(level, "{}", summary)
-    event = Resumed(after=rule.after, gap=resumption.gap, restored=resumption.restored, summary=summary)
+    event = Resumed(
+        after=rule.after,
+        gap=resumption.gap,
+        restored=resumption.restored,
+        summary=summary,
+        text=resumption.notice(),
+    )
     await _log_resumed(run, event)
 
 
@@ -205,8 +224,14 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
             await history.read_unfinished(*started, *open_calls(history.saved.get(TOOLS)))
     except (DecryptionError, UnreadableCheckpoint):
         return None  # the handler raises it again
+    if history.pages is None or is_agent:
+        done.update(history.done)
+    else:  # most of its records are read later
+        done.update(
+            history.done, (event.step for event in tail.events if event.type in RECORDED and event.step is not None)
+        )
     handoff = draft_handoff(
-        replace(tail, done=done or history.done, intents=history.intents, saved=history.saved),
+        replace(tail, done=done, intents=history.intents, saved=history.saved),
         task=run.envelope.task,
         session=run.id,
         why=why,
@@ -229,6 +254,53 @@ async def _done_of_plan(gateway: Gateway, run: Run) -> set[str]:
     read = partial(gateway.pipeline, ask, node_of=steps)
     found = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}"))
     return {*history.done, *(name for name, exists in zip(names, found, strict=True) if exists)}
+
+
+async def _completed(run: Run, handoff: Handoff) -> Handoff:
+    """Return a function's handoff with the results of its steps and the first messages that came meanwhile.
+
+    An agent has both in its state.
+    """
+    completed = tuple(
+        step.model_copy(update={"result": _result(run, record)})
+        if (record := run.history.done.get(step.key)) is not None
+        else step
+        for step in handoff.completed
+    )
+    messages: list[UnreadMessage] = []
+    if run.history.mail:
+
+        async def read() -> list[UnreadMessage]:
+            found: list[UnreadMessage] = []
+            async for message in unread_messages(run):
+                if message.kind != CORRECTION:
+                    found.append(_unread(run, message))
+                if len(found) == _MAX_MESSAGES:
+                    break
+            return found
+
+        messages = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
+    return handoff.model_copy(update={"completed": completed, "inbox": tuple(messages)})
+
+
+def _unread(run: Run, message: InboxMessage) -> UnreadMessage:
+    return UnreadMessage(sender=message.sender, text=_masked(run, result_text(as_json(message.content))))
+
+
+def _result(run: Run, record: bytes) -> str:
+    """Return the beginning of a recorded result as text."""
+    if is_failure(record):
+        return _masked(run, f"failed: {FailureRecord.decode(record).text}")
+    data = StepRecord.decode(record).result
+    try:
+        large = LargeValue.decode(data)
+    except LargeValueLost:
+        return ""
+    return _masked(run, result_text(data)) if large is None else f"a result of {large.size:,} bytes"
+
+
+def _masked(run: Run, text: str) -> str:
+    return text if run.redact is None else run.redact(text)
 
 
 def _events(history: History) -> int:

@@ -53,9 +53,15 @@ def fitted(
     return _cut(handoff, limits[low])
 
 
-def fitted_text(handoff: Handoff, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
-    """Return the handoff as Markdown with at most `budget` tokens."""
-    return clipped(fitted(handoff, budget, count=count).to_markdown(), budget, count)
+def fitted_text(
+    handoff: Handoff,
+    budget: int = HANDOFF_TOKENS,
+    *,
+    count: Counter = estimated_tokens,
+    form: Callable[[Handoff], str] = Handoff.to_markdown,
+) -> str:
+    """Return the handoff in a form, by default Markdown, with at most `budget` tokens."""
+    return clipped(form(fitted(handoff, budget, count=count, form=form)), budget, count)
 
 
 def clipped(text: str, budget: int, count: Counter = estimated_tokens) -> str:
@@ -77,14 +83,22 @@ _TEXT: Final = "text"
 
 _TIERS: Final[tuple[tuple[str, int], ...]] = (
     (_TEXT, 1000),
+    ("completed", 30),
     ("later", 3),
+    ("files", 20),
     ("artifacts", 10),
     ("discoveries", 20),
     ("alternatives", 0),
     ("decisions", 15),
     ("tools", 10),
     (_TEXT, 300),
+    ("completed", 12),
+    ("inbox", 8),
     ("later", 0),
+    ("questions", 8),
+    ("constraints", 8),
+    ("promises", 10),
+    ("files", 5),
     ("discoveries", 8),
     ("pending", 5),
     ("decisions", 6),
@@ -101,6 +115,8 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("promises", 3),
     ("pending", 1),
     (_TEXT, 60),
+    ("completed", 0),
+    ("questions", 0),
     ("discoveries", 0),
     ("waiting_on", 1),
     ("decisions", 0),

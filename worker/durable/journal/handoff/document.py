@@ -6,14 +6,14 @@ Its JSON is stored in the checkpoint under `#handoff`; its Markdown is for reade
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Final, Literal
 
 import orjson
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from .....queues.doubts import resolve_command
-from .....queues.wording import shown_time
+from .....queues.wording import counted, shown_time
 from ....errors import BadHandoff, first_problem
 from ..quoting import quoted_line, quoted_name
 
@@ -35,13 +35,32 @@ class _Part(BaseModel):
 
 
 class OpenStep(_Part):
-    """Step that is not done. risky: it acts on the world."""
+    """Step that is not done.
+
+    Attributes:
+        number: Its place in the plan, from 1; 0 if it is in no plan.
+        risky: It acts on the world.
+    """
 
     key: str
+    number: int = 0
     title: str = ""
     attempts: int = 0
     risky: bool = False
     error: str | None = None
+
+    @property
+    def planned(self) -> bool:
+        """Whether it is a step of the plan."""
+        return self.number > 0
+
+
+class CompletedStep(_Part):
+    """Step that is done. result: the beginning of its result as JSON; empty if only a run of the task knows it."""
+
+    key: str
+    title: str = ""
+    result: str = ""
 
 
 class MadeDecision(_Part):
@@ -74,6 +93,20 @@ class AwaitedAnswer(_Part):
     on: str = ""
     why: str = ""
     wait: str = ""
+
+
+class OpenQuestion(_Part):
+    """Question without an answer. to: name of the party that can answer it; empty if that is not known."""
+
+    text: str
+    to: str = ""
+
+
+class UnreadMessage(_Part):
+    """Message that came while no run read the inbox. sender: its name, empty if it has none."""
+
+    sender: str = ""
+    text: str = ""
 
 
 class OpenPromise(_Part):
@@ -138,6 +171,15 @@ class Dependencies(_Part):
     in_doubt: tuple[DoubtfulStep, ...] = ()
     unread: int = 0
 
+    def without(self, answered: Collection[str]) -> Dependencies:
+        """Return the same without the calls and doubts about these steps."""
+        return self.model_copy(
+            update={
+                "in_flight": tuple(call for call in self.in_flight if call.key not in answered),
+                "in_doubt": tuple(doubt for doubt in self.in_doubt if doubt.key not in answered),
+            }
+        )
+
 
 class Handoff(_Part):
     """State of the work when a run stopped.
@@ -148,7 +190,12 @@ class Handoff(_Part):
         events: Number of the last event that the document covers; it is out of date if there are later ones.
         to: Id of the successor, if another task continues the work.
         message: Note of the handler for the next run.
-        steps: Number of recorded steps; of an agent, of the steps of its plan that are done.
+        steps: Number of recorded steps; with a plan, of its steps that are done.
+        total: Number of steps of the plan, 0 without one.
+        completed: Latest completed steps, in the order of their completion.
+        constraints: What the user has told an agent, word for word, besides the goal. A function has none.
+        files: Files of the workspace that changed last.
+        inbox: Messages that came meanwhile; a stored document has their number only.
         messages: Number of messages in the conversation of an agent.
         promises: What the task has promised and what it is owed, the earliest time first and those without one last.
         left_out: Number of items that were removed for length, by kind.
@@ -170,7 +217,9 @@ class Handoff(_Part):
     message: str = ""
     summary: str = ""
     steps: int = 0
+    total: int = 0
     messages: int = 0
+    completed: tuple[CompletedStep, ...] = ()
     last_completed: str | None = None
     in_progress: tuple[OpenStep, ...] = ()
     pending: tuple[OpenStep, ...] = ()
@@ -180,7 +229,11 @@ class Handoff(_Part):
     later: tuple[str, ...] = ()
     waiting_on: tuple[AwaitedAnswer, ...] = ()
     promises: tuple[OpenPromise, ...] = ()
+    questions: tuple[OpenQuestion, ...] = ()
+    constraints: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    inbox: tuple[UnreadMessage, ...] = ()
     dependencies: Dependencies = Dependencies()
     left_out: dict[str, int] = {}
 
@@ -210,20 +263,45 @@ class Handoff(_Part):
 
     def to_markdown(self) -> str:
         """Return the form for readers."""
-        sections = (
-            ("In progress", self._progress()),
-            ("Decisions", [_decision(made) for made in self.decisions]),
-            ("Discoveries", [_line(f"{one.fact}{_from(one.source)}") for one in self.discoveries]),
-            ("Needs attention next", self._attention()),
+        parts = [self._head()]
+        parts += [f"## {title}\n\n" + "\n".join(lines or ["- nothing"]) for title, lines in self.sections(brief=False)]
+        return "\n\n".join([*parts, *self.omissions()]) + "\n"
+
+    def to_prompt(self) -> str:
+        """Return the form for a model that continues the work: sections that say something, without the head."""
+        parts = [f"Goal: {_flat(self.goal)}"] if self.goal else []
+        parts += [_flat(self.summary)] if self.summary else []
+        parts += ["Plan: " + self.plan_text()] if self.total else []
+        if completed := self._completed():
+            parts.append("\n".join(["Completed:", *completed]))
+        parts.append(self._continue())
+        if self.inbox:
+            parts.append("\n".join(["Messages that came meanwhile:", *map(_message, self.inbox)]))
+        parts += [f"## {title}\n\n" + "\n".join(lines) for title, lines in self.sections(brief=True) if lines]
+        return "\n\n".join([*parts, *self.omissions()])
+
+    def sections(self, *, brief: bool) -> list[tuple[str, list[str]]]:
+        """Return the titles and lines of the sections. brief: without what `to_prompt` says before them."""
+        always = [
+            ("In progress", self._progress(brief=brief)),
+            ("Decided and why", [_decision(made) for made in self.decisions]),
+            ("Needs attention next", self._attention(brief=brief)),
             ("Can wait", [f"- {_step(one)}" for one in self.pending[_NEXT:]] + [_line(one) for one in self.later]),
             ("Waiting for", [_waiting(one) for one in self.waiting_on]),
-        )
-        parts = [self._head()]
-        parts += [f"## {title}\n\n" + "\n".join(lines or ["- nothing"]) for title, lines in sections]
-        if self.left_out:
-            counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.left_out.items()))
-            parts.append(f"Left out for length: {_flat(counts)}.")
-        return "\n\n".join(parts) + "\n"
+        ]
+        others = [
+            ("Discovered", [_line(f"{found.fact}{_from(found.source)}") for found in self.discoveries]),
+            ("Said by the user", [_line(text) for text in self.constraints]),
+            ("Promises", [_promise(promise) for promise in self.promises]),
+            ("Open questions", [_line(f"{asked.text}{_to(asked.to)}") for asked in self.questions]),
+            ("Changed files", [f"- {quoted_name(path)}" for path in self.files]),
+        ]
+        return [*always, *(section for section in others if section[1])]
+
+    def omissions(self) -> list[str]:
+        """Return the line that counts what was removed for length, if anything was."""
+        counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.left_out.items()))
+        return [f"Left out for length: {_flat(counts)}."] if counts else []
 
     def _head(self) -> str:
         agent = f", agent {_flat(self.agent)}" if self.agent else ""
@@ -235,10 +313,42 @@ class Handoff(_Part):
         lines += [_flat(self.summary)] if self.summary else []
         return "\n\n".join(lines)
 
-    def _progress(self) -> list[str]:
-        lines = [f"- {_step(one)}" for one in self.in_progress]
+    def plan_text(self) -> str:
+        """Return how far the plan is: "3 of 9 steps are done"."""
+        return f"{self.steps} of {counted(self.total, 'step')} {'is' if self.steps == 1 else 'are'} done"
+
+    @property
+    def next_step(self) -> OpenStep | None:
+        """The step of the plan with which the work continues: the running one, else the next one."""
+        running = [step for step in self.in_progress if step.planned]
+        return next(iter([*running, *self.pending]), None)
+
+    def _completed(self) -> list[str]:
+        """Return a line for each completed step that is listed, after one that counts the others."""
+        others = self.steps - len(self.completed)
+        lines = [f"- {counted(others, 'earlier step')}"] if others > 0 and self.completed else []
+        return lines + [_done(step) for step in self.completed]
+
+    def _continue(self) -> str:
+        """Return the sentence with which the list of completed steps ends."""
+        ends = " Do not repeat completed steps." if self.steps else ""
+        if (step := self.next_step) is not None:
+            return f"Continue from step {step.number} of {self.total}: {_step(step)}.{ends}"
+        if self.total and self.left_out.keys() & {"pending", "in_progress"}:
+            return f"Continue with the plan.{ends}"
+        if self.total:
+            return f"All {counted(self.total, 'step')} are closed: finish.{ends}"
         if self.last_completed is not None:
-            lines.append(f"- steps done: {self.steps or 'some'}, last: {quoted_name(self.last_completed)}")
+            return f"Continue after {quoted_name(self.last_completed)}.{ends}"
+        return "Continue where the work stopped: no step was completed."
+
+    def _progress(self, *, brief: bool) -> list[str]:
+        running = [step for step in self.in_progress if not (brief and step.planned and step == self.next_step)]
+        lines = [f"- {_step(step)}" for step in running]
+        if self.last_completed is not None and not brief:
+            done = f"{self.steps} of {self.total}" if self.total else self.steps or "some"
+            lines.append(f"- steps done: {done}, last: {quoted_name(self.last_completed)}")
+            lines += [_done(step) for step in self.completed if step.result]
         if self.artifacts:
             lines.append(f"- artifacts: {_flat(', '.join(self.artifacts))}")
         if self.dependencies.tools:
@@ -246,7 +356,7 @@ class Handoff(_Part):
             lines.append(f"- tools called: {_flat(used)}")
         return lines
 
-    def _attention(self) -> list[str]:
+    def _attention(self, *, brief: bool) -> list[str]:
         lines = [_line(self.message)] if self.message else []
         lines += [
             f"- in doubt: {one.call} started and has no result; look up {quoted_name(one.idempotency_key)}; a person "
@@ -257,11 +367,13 @@ class Handoff(_Part):
             f"- was in flight: {_flat(one.call)}; check whether it took effect first"
             for one in self.dependencies.in_flight
         ]
-        if self.dependencies.unread:
+        if self.dependencies.unread and not self.inbox:
             lines.append(f"- unread messages: {self.dependencies.unread}")
+        if not brief:
+            lines += [_message(one) for one in self.inbox]
         lines += [_line(one) for one in self.attention]
-        lines += [f"- next: {_step(one)}" for one in self.pending[:_NEXT]]
-        return lines
+        following = [step for step in self.pending[:_NEXT] if not (brief and step == self.next_step)]
+        return lines + [f"- next: {_step(step)}" for step in following]
 
 
 _NEXT: Final = 2
@@ -317,6 +429,27 @@ def _step(step: OpenStep) -> str:
     notes += ["acts on the world"] if step.risky else []
     notes += [f"failed: {_flat(step.error)}"] if step.error else []
     return f"{quoted_name(step.key)}{title}{f' ({_listed(notes)})' if notes else ''}"
+
+
+def _done(step: CompletedStep) -> str:
+    title = f" {_flat(step.title)}" if step.title and step.title != step.key else ""
+    return f"- {quoted_name(step.key)}{title}{_colon(step.result)}"
+
+
+def _message(message: UnreadMessage) -> str:
+    return (
+        f"- message {f'from {_flat(message.sender)}' if message.sender else 'without a sender'}: {_flat(message.text)}"
+    )
+
+
+def _promise(promise: OpenPromise) -> str:
+    by, to = ("you" if name == "me" else _flat(name) for name in (promise.by, promise.to))
+    due = "" if promise.due is None else f" (due {shown_time(promise.due.timestamp() * 1000)})"
+    return f"- promised by {by}{f' to {to}' if promise.to else ''}{due}: {_flat(promise.what)}"
+
+
+def _to(name: str) -> str:
+    return f" (to {name})" if name else ""
 
 
 def _waiting(one: AwaitedAnswer) -> str:
