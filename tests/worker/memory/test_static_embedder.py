@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from perdure.worker.memory.embedders import load_embedder
 
 from tests.support.memory_stores import Stores
 
+PAIRS = Path(__file__).parent / "pairs"
 WANTS, WANTS_NOT = "The customer does want EU data", "The customer does not want EU data"
 
 
@@ -62,3 +64,18 @@ async def test_statements_with_a_negation_are_linked_by_a_real_model(stores: Sto
         [found] = await store.search("is EU data wanted?")
         assert found.memory.text == WANTS_NOT
         assert [(note.relation, note.text) for note in found.related] == [("conflicts", WANTS)]
+
+
+async def test_two_thirds_of_the_labelled_opposites_are_linked_by_a_real_model(stores: Stores) -> None:
+    """docs/how-to/memory.md has these numbers. Each pair is in a profile of its own."""
+    lines = [line for file in sorted(PAIRS.iterdir()) for line in file.read_text(encoding="utf-8").splitlines()]
+    pairs = [line.split(" | ") for line in lines if not line.startswith("#")]
+    linked = Counter[str]()
+    store: HybridStore
+    async with stores(load_embedder("wordllama")) as store:
+        for number, (label, *texts) in enumerate(pairs):
+            _, newer = [await store.add(new_memory(text, subject=f"pair {number}")) for text in texts]
+            linked[label] += any(link.relation == "conflicts" for link in newer.links)
+    assert Counter(label for label, *_ in pairs)["opposite"] == 59
+    assert len(pairs) == 59 + 72
+    assert +linked == Counter(opposite=37)
