@@ -372,8 +372,8 @@ async def _launch(gateway: Gateway, place: JoinPlace, child: PlannedChild) -> Pa
         return bool(answer >= 0)
 
     async def find(closed: Sequence[Partition]) -> Partition | None:
-        marks: list[Command] = [("HEXISTS", one.closed, "last") for one in closed]
-        found = await gateway.pipeline([*(("EXISTS", one.record(plain.id)) for one in closed), *marks])
+        marks: list[Command] = [("HEXISTS", where.closed, "last") for where in closed]
+        found = await gateway.pipeline([*(("EXISTS", where.record(plain.id)) for where in closed), *marks])
         known, last = found[: len(closed)], found[len(closed) :]
         router.reopen([where for where, mark in zip(closed, last, strict=True) if not mark])
         return next((where for where, exists in zip(closed, known, strict=True) if exists), None)
@@ -570,8 +570,8 @@ async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) ->
     """Cancel the open children that the parent has spawned, and delete the join. Idempotent.
 
     Record first what the join has led to: a run that needs the join again cannot open it. A process that dies in
-    between leaves a join that launches nothing; the janitor closes it. A child whose
-    launch is not confirmed is launched first, so that no launch that is on its way enqueues it later.
+    between leaves a join that launches nothing; the janitor closes it. A child whose launch is not confirmed is
+    launched first, so that no launch that is on its way enqueues it later.
 
     Args:
         retention: Seconds for which the records of cancelled children are kept.

@@ -53,7 +53,8 @@ async def read_progress(gateway: Gateway, partition: Partition, task_id: str) ->
         child = children[0] if children else None
         place = None if child is None else await gateway.command("HGET", join, f"p:{child.decode()}")
         open_child = child if place is None else place.split(b" ")[2]
-        found.append(JoinProgress(int(total), int(ended or 0), *(one and one.decode() for one in (failed, open_child))))
+        names = [name and name.decode() for name in (failed, open_child)]
+        found.append(JoinProgress(int(total), int(ended or 0), *names))
     return found
 
 

@@ -342,7 +342,7 @@ async def gather(run: Run, task: Any, items: Any, limit: int | None, errors: Err
     """Spawn a child for each item, and return their results. See `Context.gather`."""
     call = _inheriting(run, child_call("gather", task))
     found = await _gathered(run, call, items, limit, errors)
-    return [_value(one, call.task.decode, keep=errors == "keep") for one in found]
+    return [_value(outcome, call.task.decode, keep=errors == "keep") for outcome in found]
 
 
 async def group_arguments(run: Run, data: bytes, arguments: Any) -> dict[str, Any]:
@@ -362,7 +362,7 @@ async def group_arguments(run: Run, data: bytes, arguments: Any) -> dict[str, An
         raise InvalidArguments(run.envelope.task, str(error), malformed=True) from None
     call = _GroupCall(run, group)
     found = await _gathered(run, call, range(len(group.items)), group.limit, group.errors)
-    results = [orjson.Fragment(_value(one, bytes)) for one in found]
+    results = [orjson.Fragment(_value(outcome, bytes)) for outcome in found]
     decoded: dict[str, Any] = arguments.decode(orjson.dumps({arguments.name_of_first(): results, **group.arguments}))
     return decoded
 
@@ -607,7 +607,7 @@ async def _join_all(run: Run, group: _Group, errors: Errors) -> None:
             outcomes = await _outcomes(run, group.place, [state.failed])
         elif group.total:
             outcomes = await _outcomes(run, group.place, group.plan.ids())
-        failed = next((one for one in outcomes if one.state is not ChildEnd.SUCCEEDED), None)
+        failed = next((outcome for outcome in outcomes if outcome.state is not ChildEnd.SUCCEEDED), None)
         found: Any
         if failed is not None and errors != "keep":
             number = group.plan.number_of(failed.child)

@@ -14,7 +14,9 @@ _SCRIPTS: Final = (
     *("fence", "seen", "claim", "raise_count", "renew_leases", "write_checkpoint"),
     *("finish", "reschedule", "park", "release", "quarantine", "take_quarantined", "clear_quarantined"),
     *("enqueue", "schedule", "promote", "enqueue_successor", "confirm_successor", "enqueue_copy"),
-    *("send_message", "wake", "cancel", "retention", "due"),
+    *("send_message", "wake", "cancel", "retention", "due", "await_version"),
+    *("waits", "answer", "forget_waits", "joins", "watched"),
+    *("add_children", "enqueue_child", "confirm_launch", "watch", "notify_join", "notice_sent", "close_join"),
 )
 _SCRIPT_PATHS: Final = (
     *(f"queues/lua/{name}.lua" for name in _SCRIPTS),
@@ -55,7 +57,7 @@ def rewritten(path: str, replace: Callable[[Guard, str], str]) -> str:
         if branch is not None:
             while not lines[at - 1].endswith(" then"):
                 at += 1
-            condition = " ".join(one.strip() for one in lines[begin:at])
+            condition = " ".join(line.strip() for line in lines[begin:at])
             condition = condition.removeprefix(branch[2]).removesuffix("then").strip()
             if not _OPTION.fullmatch(condition):
                 condition = replace(Guard(path, begin + 1, 0, condition), _is_taken(lines, at, indent))
