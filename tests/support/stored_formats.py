@@ -14,11 +14,13 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import orjson
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
 from perdure.queues import Gateway, Namespace
 from perdure.queues.keys import DATA_FORMAT, GROUP
+from perdure.queues.runtime import RUNTIME
 from perdure.queues.security.encryption import is_encrypted
 from perdure.queues.transport.scripts import pairs
 
@@ -91,6 +93,17 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
         return found
 
     @app.task(queue="default", retry=later)
+    async def child(ctx: Context, name: str) -> str:
+        found = await ctx.step("only", note, f"child {name}")
+        if name == "two" and not mended:
+            raise ValueError("not yet")
+        return found
+
+    @app.task(queue="default")
+    async def gathers(ctx: Context) -> list[str]:
+        return await ctx.gather(child, ["one", "two", "three"], limit=1)
+
+    @app.task(queue="default", retry=later)
     async def keeps(ctx: Context, secret: str) -> list[str]:
         await ctx.decide("keep it", reasoning=secret)
         found = await ctx.step("keep", note, secret)
@@ -123,27 +136,36 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
 async def scenario(settings: Settings) -> None:
     """Leave tasks in every state that data can rest in.
 
-    Ended, dead, parked, scheduled after a failure (a function, an agent, an encrypted function), released by a stopping
-    worker, pending at a dead one, queued.
+    Ended, dead, parked for a message, parked for children (one ended, one failed, one not launched), scheduled after a
+    failure (a function, an agent, an encrypted function), released by a stopping worker, pending at a dead one, queued.
     """
     async with build(with_keys(settings, FIRST), [], mended=False) as app:
         keeps = await app.tasks["keeps"].options(task_id="keeps").enqueue(SECRET)
         async with running_worker(app):
             await wait_until(partial(_is, keeps, State.SCHEDULED), "keeps has failed")
+    with patch.object(RUNTIME, "task_id", lambda: "child"):  # else the ids of children differ from run to run
+        await _plain_tasks(settings)
+
+
+async def _plain_tasks(settings: Settings) -> None:
     async with build(settings, [], mended=False) as app:
         tasks = app.tasks
         handles = {
             name: await tasks[name].options(task_id=name).enqueue()
-            for name in ("succeeds", "retries", "dies", "listens", "stops")
+            for name in ("succeeds", "retries", "dies", "listens", "gathers", "stops")
         }
         handles["reads"] = await tasks["reads"].options(task_id="reads").enqueue(goal="read it all")
         handles["pending"] = await tasks["retries"].options(task_id="pending").enqueue()
         await handles["listens"].send("early", sender="bob", message_id="one")
         ends = {"succeeds": State.SUCCEEDED, "dies": State.DEAD}
-        ends |= dict.fromkeys(("retries", "reads", "pending"), State.SCHEDULED) | {"listens": State.WAITING}
+        ends |= dict.fromkeys(("retries", "reads", "pending"), State.SCHEDULED)
+        ends |= dict.fromkeys(("listens", "gathers"), State.WAITING)
         async with running_worker(app):
             for name, state in ends.items():
                 await wait_until(partial(_is, handles[name], state), f"{name} is {state}")
+            failing = await app.producer.find("child-1")
+            assert failing is not None
+            await wait_until(partial(_is, failing, State.SCHEDULED), "a child has failed")
             await wait_until(partial(recorded_steps, app, handles["stops"]), "the step before the stop is recorded")
         await promote(app.producer.gateway, handles["pending"].partition, "pending")
         await take_and_die(app, queue="default")
@@ -181,6 +203,10 @@ async def _dumped(gateway: Gateway, key: str) -> dict[str, Any]:
         case "zset":
             flat = await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES")
             content = {_text(name): float(score) for name, score in pairs(flat).items()}
+        case "set":
+            content = sorted(map(_text, await gateway.command("SMEMBERS", key)))
+        case "list":
+            content = [*map(_text, await gateway.command("LRANGE", key, 0, -1))]
         case "stream":
             entries = await gateway.command("XRANGE", key, "-", "+")
             groups = [pairs(one) for one in await gateway.command("XINFO", "GROUPS", key)]
@@ -220,6 +246,10 @@ async def restore(gateway: Gateway, namespace: Namespace, data: Mapping[str, Any
             case "zset":
                 scores = ((score, member) for member, score in content.items())
                 await gateway.command("ZADD", key, *(part for pair in scores for part in pair))
+            case "set":
+                await gateway.command("SADD", key, *map(_stored, content))
+            case "list":
+                await gateway.command("RPUSH", key, *map(_stored, content))
             case "stream":
                 for entry, fields in content["entries"]:
                     await gateway.command("XADD", key, entry, *map(_stored, fields))
