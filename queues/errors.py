@@ -155,11 +155,12 @@ class EmbeddedServerError(QueueError):
 class PayloadTooLarge(QueueError, ValueError):
     """The data exceeds the size limit; nothing was sent. size, limit: bytes. setting: the one that has the limit."""
 
-    def __init__(self, what: str, size: int, limit: int, setting: str = "payload_limit") -> None:
-        super().__init__(
-            f"size of {what} is {size:,} bytes, over the limit of {limit:,} bytes: "
-            f"store it elsewhere and pass a reference, or raise PERDURE_{setting.upper()}"
-        )
+    def __init__(
+        self, what: str, size: int, limit: int, setting: str = "payload_limit", *, remedy: str | None = None
+    ) -> None:
+        if remedy is None:
+            remedy = f"store it elsewhere and pass a reference, or raise PERDURE_{setting.upper()}"
+        super().__init__(f"size of {what} is {size:,} bytes, over the limit of {limit:,} bytes: {remedy}")
         self.what, self.size, self.limit, self.setting = what, size, limit, setting
 
 

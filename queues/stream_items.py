@@ -128,6 +128,35 @@ def keyed_field(stream: str, key: str) -> str:
     return f"stream:{stream}:{key}"
 
 
+def item_place(stream: str, limit: int, unit: str, attempt: int, position: int) -> str:
+    """Return the place of an item, as an entry of the checkpoint has it. limit: items that the stream keeps."""
+    return f"{stream} {limit} {attempt} {position} {unit}"
+
+
+def keyed_place(stream: str, limit: int, key: str) -> str:
+    """Return the place of a keyed item. key: its digest."""
+    return f"{stream} {limit} key {key}"
+
+
+def mark_place(stream: str, unit: str, attempt: int) -> str:
+    """Return the place of a mark that voids the items of a unit up to a try."""
+    return f"{stream} {attempt} {unit}"
+
+
+def stream_of_place(place: str) -> str:
+    """Return the name of the stream in a place."""
+    return place.partition(" ")[0]
+
+
+def field_of_place(place: str) -> str:
+    """Return the kind as which the item at a place is encrypted."""
+    stream, _, attempt, rest = place.split(" ", 3)
+    if attempt == "key":
+        return keyed_field(stream, rest)
+    position, _, unit = rest.partition(" ")
+    return item_field(stream, unit, int(attempt), int(position))
+
+
 def key_digest(key: str) -> str:
     """Return the digest by which the key of an item is stored."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

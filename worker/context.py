@@ -18,6 +18,7 @@ from ..queues.handle import TaskHandle
 from ..queues.inbox import Sent
 from .durable.attempt_end import forget
 from .durable.continuation import Receiver, continue_as
+from .durable.emitting import emit
 from .durable.ended_task import EndedTask, read_ended_task
 from .durable.event_calls import log_once
 from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable, as_completed, gather, join, spawn
@@ -280,6 +281,30 @@ class Context(TaskInfo, StepCaller):
             ValueError: a number is negative or not finite.
         """
         report_progress(self._run, done, total, note)
+
+    async def emit(self, item: Any, to: str = "output", *, key: str | None = None) -> None:
+        """Emit an item into a stream of this task, for `handle.stream()` and `perdure task watch --stream`.
+
+        An item is stored once, however often this task runs again. If a step is cut off or fails, and runs again, what
+        it had emitted is void, and readers are told so. Outside a step, the items of a stream are matched by their order:
+        a resumed run skips those that are stored. Emit what differs from run to run inside a step.
+
+        It returns before the item is stored, which is soon, and always before the outcome. In a step it may be called as
+        `current_step().emit(item)`.
+
+        Args:
+            item: JSON data of at most 64 KiB.
+            to: name of the stream: 1 to 64 letters, digits, `.`, `_` or `-`. A task has at most 16; each keeps its last
+                10,000 items, fewer if they are large.
+            key: identifies the item in the stream: a later one with the same key is dropped, whichever try emits it,
+                and the item is never void.
+
+        Raises:
+            StepDefinitionError: the item is no JSON data, or an argument is not valid.
+            PayloadTooLarge: the item is too large.
+            StepOutsideTask, LeaseLost: see there.
+        """
+        await emit(self._run, item, to, key)
 
     async def checkpoint(self) -> None:
         """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.

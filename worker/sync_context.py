@@ -185,6 +185,7 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     options = _options(Context.options)
     progress = blocking(Context.progress)
     plan = blocking(Context.plan)
+    emit = blocking(Context.emit)
     checkpoint = blocking(Context.checkpoint)
     decide = blocking(Context.decide)
     discover = blocking(Context.discover)

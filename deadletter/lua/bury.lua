@@ -1,4 +1,4 @@
--- include: fence, payload, retention, on_end, watched
+-- include: fence, payload, retention, on_end, watched, streams
 -- Settle a delivery by turning the task into a dead letter.
 -- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, outbox, record
 --       of the clean-up task if it has one
@@ -43,6 +43,7 @@ redis.call('HEXISTS', KEYS[6], '')
 redis.call('ZSCORE', KEYS[8], '')
 redis.call('ZSCORE', KEYS[9], '')
 redis.call('ZSCORE', KEYS[10], '')
+local streams = stream_keys(KEYS[2])
 begin_outcome(KEYS[1], KEYS[2])
 local envelope, arguments = payload(KEYS[2], ARGV[6])
 if envelope and not raw then
@@ -73,6 +74,7 @@ redis.call('PEXPIRE', KEYS[3], ARGV[12])
 redis.call('PEXPIRE', KEYS[4], ARGV[12])
 redis.call('HSETNX', KEYS[6], 'sent', 0)
 redis.call('PEXPIRE', KEYS[6], ARGV[12])
+expire_streams(streams, ARGV[12])
 redis.call('DEL', KEYS[7])
 if KEYS[11] then
   redis.call('HSET', KEYS[2], 'cleanup', ARGV[15])

@@ -1,3 +1,4 @@
+-- include: streams
 -- Replay a dead letter: put it back on its queue with its counters at zero.
 -- KEYS  dead-letter stream, record, steps, log, ready stream, inbox, timeline
 -- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint (the numbers of idempotency keys after
@@ -8,7 +9,8 @@
 --          partition
 -- Atomic: the task leaves the dead-letter stream in the script that adds it to the ready stream. A message that is not
 -- a task was buried under a made-up id (unreadable-...): its record is deleted. New arguments replace the chunks of large
--- ones, too. A log without an id left (hence pcall) does not stop the replay in its middle.
+-- ones, too. A log without an id left (hence pcall) does not stop the replay in its middle. A fresh start voids the items of the
+-- streams, which keep their numbers, by a mark.
 local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not found then
   return 0
@@ -46,10 +48,11 @@ end
 -- a key of another type ends the script here, before its first write
 redis.call('XRANGE', KEYS[4], '0-0', '0-0')
 redis.call('ZSCORE', KEYS[7], '')
+local streams = stream_keys(KEYS[2])
 local entry = redis.call('XADD', KEYS[5], '*', unpack(message))
 redis.call('XDEL', KEYS[1], ARGV[1])
 if nameless then
-  redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[6])
+  redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[6], unpack(streams))
   redis.call('ZREM', KEYS[7], ARGV[5])
   return 1
 end
@@ -90,5 +93,16 @@ if ARGV[2] ~= '1' then
 end
 redis.call('PERSIST', KEYS[4])
 redis.call('PERSIST', KEYS[6])
+local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+for _, key in ipairs(streams) do
+  redis.call('PERSIST', key)
+  local last = ARGV[2] == '1' and redis.pcall('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+  if last then
+    local number = string.format('%.0f', string.match(last[1], '^%d+') + 1)
+    redis.pcall('XADD', key, number .. '-0', 't', now, 'u', '', 'y', 0, 'cut', 'all')
+    redis.call('PUBLISH', key, number)
+  end
+end
 redis.call('PUBLISH', KEYS[2], 'replayed')
 return 1

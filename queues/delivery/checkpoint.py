@@ -15,6 +15,7 @@ from ..keys import DATA_FORMAT, GROUP, RESERVED, Partition
 from ..partitions.route import registered_retention
 from ..records import State, crash_evidence, number_of
 from ..security.encryption import PROGRESS, TaskCipher, event_field
+from ..stream_items import field_of_place, stream_names, stream_of_place
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import milliseconds, pairs, queue_script
@@ -56,6 +57,12 @@ class Kind(StrEnum):
     """A wait is closed: `step` is its id, `value` the digest of its answer's id, empty without an answer."""
     TRANSFERRED = "moved"
     """The task has a successor, which gets the messages from now on: `value` is its id."""
+    EMITTED = "emitted"
+    """An item of a stream: `step` is its place (`item_place`, `keyed_place`), `value` its JSON."""
+    CUT_OFF = "cut"
+    """A mark in a stream: items of a unit are void. `step` is its place (`mark_place`)."""
+    EMITTING = "emits"
+    """The note of what a unit has emitted: `step` is the unit, `value` the note. An empty value deletes it."""
     PROGRESS = "progress"
     """The progress that the handler reports: `value` replaces the last one."""
     EXCUSE = "excuse"
@@ -76,18 +83,29 @@ class Entry(NamedTuple):
             return self._replace(log=cipher.encrypt(event_field(int(self.value)), self.log))
         if self.kind is Kind.PROGRESS:
             return self._replace(value=cipher.encrypt(PROGRESS, self.value))
-        if self.kind not in _FIELD_PREFIX or (self.kind is Kind.INTENT and not self.value):
+        if self.kind is Kind.EMITTED:
+            return self._replace(value=cipher.encrypt(field_of_place(self.step), self.value))
+        if self.kind not in _FIELD_PREFIX or (self.kind in _DELETED_EMPTY and not self.value):
             return self
         return self._replace(value=cipher.encrypt(f"{_FIELD_PREFIX[self.kind]}:{self.step}", self.value))
 
 
-_FIELD_PREFIX = {Kind.DONE: "d", Kind.DONE_WITH_EVENT: "d", Kind.INTENT: "i", Kind.SAVED: "s", Kind.WAIT: "wait"}
+_FIELD_PREFIX = {
+    Kind.DONE: "d",
+    Kind.DONE_WITH_EVENT: "d",
+    Kind.INTENT: "i",
+    Kind.SAVED: "s",
+    Kind.EMITTING: "e",
+    Kind.WAIT: "wait",
+}
 """Prefixes of the fields of a step hash, and of the kind as which a wait is encrypted."""
 
-_WAITS: Final = frozenset({Kind.WAIT, Kind.WAIT_CLOSED})
+_DELETED_EMPTY: Final = frozenset({Kind.INTENT, Kind.EMITTING})
+"""Kinds of which an empty value deletes the field."""
 
-_RUN_KEYS: Final = 6
-"""Keys that every write names; one with an entry of a wait also names the index of open waits."""
+_STREAMS: Final = frozenset({Kind.EMITTED, Kind.CUT_OFF})
+_MORE_KEYS: Final = _STREAMS | {Kind.WAIT, Kind.WAIT_CLOSED}
+"""Kinds whose write names the index of open waits as well; one with items also names their streams."""
 
 
 @dataclass(slots=True)
@@ -97,6 +115,8 @@ class History:
     Attributes:
         done: Step records, by key. saved: progress within steps.
         intents: Risky steps that were about to act, and notes of tool calls in flight.
+        emitted: Notes of what units have emitted that are not recorded, and of what the body of the handler has.
+        streams: Names of the streams into which the task has emitted.
         pages: Reads the rest of these, if the checkpoint is large.
         entries: Number of the last entry that a run wrote.
         events: Number of the last event that a run logged.
@@ -121,6 +141,8 @@ class History:
     done: dict[str, bytes] = field(default_factory=dict)
     intents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
+    emitted: dict[str, bytes] = field(default_factory=dict)
+    streams: list[str] = field(default_factory=list)
     pages: StepPages | None = None
     entries: int = 0
     events: int = 0
@@ -180,6 +202,12 @@ class History:
         if self.pages is not None and steps:
             await self.pages.read_unfinished(steps)
 
+    async def read_emitted(self, unit: str) -> bytes | None:
+        """Return the note of what a unit has emitted; None without one. Raises `DecryptionError`."""
+        if unit not in self.emitted and self.pages is not None:
+            await self.pages.read_emitted(unit)
+        return self.emitted.get(unit)
+
     async def read_all(self) -> None:
         """Read the whole checkpoint. Raises `DecryptionError`, `UnreadableCheckpoint`."""
         if self.pages is not None:
@@ -187,7 +215,7 @@ class History:
 
     def by_kind(self) -> dict[str, dict[str, bytes]]:
         """Return the fields of the checkpoint by kind and step."""
-        return {"d": self.done, "i": self.intents, "s": self.saved}
+        return {"d": self.done, "i": self.intents, "s": self.saved, "e": self.emitted}
 
     def decrypt(self, cipher: TaskCipher) -> None:
         """Decrypt the checkpoint in place, and the pages that are read later. Raises `DecryptionError`."""
@@ -229,10 +257,15 @@ async def write_entries(
     partition = delivery.partition
     keys = partition.run_keys(task_id)
     args: list[Argument] = [*delivery.fence, first]
+    more = False
     for entry in entries:
         args += entry
-        if entry.kind in _WAITS and len(keys) == _RUN_KEYS:
-            keys = (*keys, partition.waiting)
+        more = more or entry.kind in _MORE_KEYS
+    if more:
+        names = dict.fromkeys([stream_of_place(entry.step) for entry in entries if entry.kind in _STREAMS])
+        keys = (*keys, partition.waiting)
+        for name in names:
+            keys += (partition.stream(task_id, name), partition.stream_keys(task_id, name))
     try:
         if replicated:
             answer: Any = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
@@ -262,7 +295,7 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 
 _COUNTS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
 _NUMBERS: Final = (*_COUNTS, "replays")
-_FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued")
+_FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued", "streams")
 
 _RECORD_BYTES: Final = DEFAULT_LARGE_LIMIT
 """Largest size of these fields together."""
@@ -285,7 +318,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         fields = [None if type(value) is int else value for value in fields]
     if problem is not None:
         broken.append(f"{partition.steps(task_id)}: {problem.decode()}")
-    *stored, suspect, crash, handed_from, continued = fields
+    *stored, suspect, crash, handed_from, continued, streams = fields
     numbers = [_number(name, value, broken) for name, value in zip(_FIELDS, stored, strict=False)]
     attempts, crashes, returns, excused, recent, recent_at, events, returned, entries, replays = (
         value or 0 for value in numbers[: len(_NUMBERS)]
@@ -310,6 +343,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         latest=opened_events(latest, task_id, gateway.encryptor.of(partition, task_id)),
         handed_from=None if handed_from is None else handed_from.decode(),
         continued=None if continued is None else continued.decode(),
+        streams=stream_names(streams),
         alive_at=alive,
         read_at=now,
         format=data_format or DATA_FORMAT,

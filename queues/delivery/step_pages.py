@@ -219,8 +219,14 @@ class StepPages:
             await asyncio.wait((reply,))
         return None if reply.cancelled() or reply.exception() is not None else ahead
 
+    async def read_emitted(self, unit: str) -> None:
+        """Read the note of what a unit has emitted. Raises `DecryptionError`."""
+        await retry_while_unavailable(partial(self._read_fields, [f"e:{unit}"]), on_wait=self.on_wait)
+
     async def _read_unfinished(self, steps: Iterable[str]) -> None:
-        fields = [kind + step for step in steps for kind in ("i:", "s:")]
+        await self._read_fields([kind + step for step in steps for kind in ("i:", "s:", "e:")])
+
+    async def _read_fields(self, fields: Sequence[str]) -> None:
         values = await self._gateway.command("HMGET", self._key, *fields)
         self._add(zip(map(str.encode, fields), values, strict=True))
 

@@ -1,4 +1,4 @@
--- include: retention, watched
+-- include: retention, watched, streams
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees. One that has a clean-up
 -- task becomes due with such a request: the worker that takes it ends it, and enqueues the clean-up task in one act.
 -- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, nudge stream, outbox, tasks that
@@ -41,6 +41,7 @@ cleanup = cleanup or redis.call('HEXISTS', KEYS[2], 'joins') == 1
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')
 redis.call('ZSCORE', KEYS[11], '')
+local streams = stream_keys(KEYS[2])
 redis.call('PERSIST', KEYS[8])
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
@@ -82,6 +83,7 @@ end
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])
 redis.call('PEXPIRE', KEYS[7], ARGV[4])
+expire_streams(streams, ARGV[4])
 redis.call('PEXPIRE', KEYS[9], 2592000000)
 redis.call('PUBLISH', KEYS[2], 'cancelled')
 return 'cancelled'

@@ -1,4 +1,4 @@
--- include: retention
+-- include: retention, streams
 -- Cancel a task that continues on another deployment, if nothing has changed it since it was read.
 -- KEYS  record, steps, log, due set, retentions, inbox, control, timeline, dead-letter stream
 -- ARGV  task id, retention in milliseconds, the same rounded up to one that is registered, data of the event, then what
@@ -27,6 +27,7 @@ end
 redis.call('ZSCORE', KEYS[4], '')
 redis.call('ZSCORE', KEYS[5], '')
 redis.call('XRANGE', KEYS[9], '0-0', '0-0')
+local streams = stream_keys(KEYS[1])
 redis.call('XADD', KEYS[3], '*', 'type', 'exported', 'data', ARGV[4])
 if now[1] == 'scheduled' then
   redis.call('ZREM', KEYS[4], ARGV[1])
@@ -51,6 +52,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 redis.call('PEXPIRE', KEYS[3], ARGV[2])
 redis.call('PEXPIRE', KEYS[6], ARGV[2])
+expire_streams(streams, ARGV[2])
 redis.call('PEXPIRE', KEYS[8], 2592000000)
 redis.call('PUBLISH', KEYS[1], 'cancelled')
 return 1

@@ -1,4 +1,4 @@
--- include: fence, inbox, retention, on_end
+-- include: fence, inbox, retention, on_end, streams
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any, then the
 --       record of its clean-up task if it has one, then the outbox if ARGV has the retentions at its end
@@ -24,7 +24,8 @@ local function unread(inbox)
 end
 
 -- as in watched.lua, without its functions: each call of a script would create them for plain tasks as well
-local watched = redis.call('HEXISTS', KEYS[2], 'watchers') == 1
+local about = redis.call('HMGET', KEYS[2], 'watchers', 'streams')
+local watched = about[1] and true or false
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and (watched and 3 or 1) or 0
 end
@@ -39,6 +40,7 @@ end
 local kept = redis.call('EXISTS', KEYS[3], KEYS[4]) > 0
 local left = kept and ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
 local early = kept and inbox_number(string.match(redis.call('HGET', KEYS[3], 'early') or '', '^(%d+) %d+$')) or 0
+local streams = about[2] and stream_keys(KEYS[2])
 begin_outcome(KEYS[1], KEYS[2])
 local now = now_ms()
 register_retention(KEYS[5], ARGV[12], now)
@@ -70,6 +72,9 @@ for i = 7, #KEYS do
   else
     redis.call('PEXPIRE', KEYS[i], ARGV[11])
   end
+end
+if streams then
+  expire_streams(streams, ARGV[11])
 end
 redis.call('PUBLISH', KEYS[2], ARGV[6])
 return watched and 3 or 1

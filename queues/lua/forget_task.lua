@@ -1,3 +1,4 @@
+-- include: streams
 -- Delete a task in whatever state it is, with all that it has said.
 -- KEYS  ready stream, record, steps, log, inbox, control, due set, dead-letter stream, timeline
 -- ARGV  group, first character of the consumers that are not workers, id, id of its successor as the caller has read it
@@ -13,6 +14,7 @@ local known = redis.call('HMGET', KEYS[2], 'entry', 'dead', 'handed_to')
 if (known[3] or '') ~= ARGV[4] then
   return -1
 end
+local streams = stream_keys(KEYS[2])
 redis.call('ZREM', KEYS[7], ARGV[3])
 redis.call('ZREM', KEYS[9], ARGV[3])
 if known[2] then
@@ -25,7 +27,7 @@ if known[1] then
   redis.pcall('XACK', KEYS[1], ARGV[1], known[1])
   redis.call('XDEL', KEYS[1], known[1])
 end
-if redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]) == 0 then
+if redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], unpack(streams)) == 0 then
   return 0
 end
 redis.call('PUBLISH', KEYS[2], 'forgotten')

@@ -1,4 +1,4 @@
--- include: upload
+-- include: upload, streams
 -- Store a task in the place of an ended one with the same id.
 -- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream, inbox, timeline, upload
 -- ARGV  envelope, arguments, token of this call, id, then what the caller has read of the record: finished, token,
@@ -27,6 +27,7 @@ end
 redis.call('XRANGE', KEYS[1], '0-0', '0-0')
 redis.call('XRANGE', KEYS[6], '0-0', '0-0')
 redis.call('ZSCORE', KEYS[8], '')
+local streams = stream_keys(KEYS[3])
 local closed = redis.call('EXISTS', KEYS[2]) == 1
 if KEYS[9] and not closed then
   take_upload(KEYS[9], KEYS[3])
@@ -36,7 +37,7 @@ end
 if held[2] then
   redis.call('XDEL', KEYS[6], held[2])
 end
-redis.call('DEL', KEYS[4], KEYS[5], KEYS[7])
+redis.call('DEL', KEYS[4], KEYS[5], KEYS[7], unpack(streams))
 if closed then
   redis.call('ZREM', KEYS[8], ARGV[4])
   return 'closed'

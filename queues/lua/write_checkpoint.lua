@@ -1,6 +1,7 @@
 -- include: fence, inbox, waits
 -- Write entries into the checkpoint and the event log of a running task.
--- KEYS  ready stream, record, steps, log, inbox, control, index of tasks with open waits if an entry is of a wait
+-- KEYS  ready stream, record, steps, log, inbox, control, index of tasks with open waits if an entry is of a wait or a
+--       stream, then the stream and the digests of its keyed items, for each stream that the entries name
 -- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
 --       intent: the step is about to act, or is not any more (empty value); saved: its own progress; drop: delete its result, intent and progress;
@@ -15,6 +16,10 @@
 --       need to answer it as the value, and in place of the log data the time after which it takes none (ms, 0: never),
 --       1 if it takes an answer that came early, and the task id; answered: close a wait: its id in place of the step
 --       key, the digest of the answer's id as the value (empty without an answer), the task id in place of the log data;
+--       emitted: an item of a stream: in place of the step key the name of the stream, the number of items that it keeps,
+--       the try, the position, the unit, or for a keyed item `key` and the digest in place of the last three; cut: a mark
+--       that voids items: the name of the stream, the try, the unit; emits: the note of what a unit has emitted, in place
+--       of the step key its field (an empty value deletes it);
 --       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
 --       a later call refers to (an empty value deletes the chunk). The value of a drop has the digest and the number of the step's chunks, if it has any
 -- returns  0 refused, the lease has passed; -1 - N refused: entries before the first one are missing, N is the number of
@@ -27,6 +32,7 @@
 -- read the message again (XGROUP SETID, XGROUP DESTROY). It is refused, and the claim after its lease continues.
 -- A window starts with the first crash that is excused after the last one has ended. Progress alone begins with a write
 -- that frees memory, so that a full server accepts it (see fence.lua): it must not delay the outcome.
+-- The items of a stream have the ids 1-0, 2-0, 3-0, ... (stream_items.py), and one message on its channel says the last.
 if not owned(KEYS[1]) then
   return 0
 end
@@ -46,6 +52,45 @@ end
 if KEYS[7] then
   -- a key of another type ends the script here, before its first write
   redis.call('ZSCORE', KEYS[7], '')
+end
+local streams, names, add_item
+if KEYS[8] then
+  streams, names = {}, redis.call('HGET', KEYS[2], 'streams') or ''
+  for i = 8, #KEYS, 2 do
+    local last = redis.call('XREVRANGE', KEYS[i], '+', '-', 'COUNT', 1)[1]
+    redis.call('ZSCORE', KEYS[i + 1], '')
+    streams[string.match(KEYS[i], '[^:]*$')] = {
+      key = KEYS[i], keyed = KEYS[i + 1], last = last and tonumber(string.match(last[1], '^%d+')) or 0
+    }
+  end
+
+  add_item = function(stream, name, limit, ...)
+    local fields = {...}
+    if not string.find(' ' .. names .. ' ', ' ' .. name .. ' ', 1, true) then
+      names = names == '' and name or names .. ' ' .. name
+      redis.call('HSET', KEYS[2], 'streams', names)
+      redis.call('PERSIST', stream.key)
+    end
+    local function add(call)
+      return call('XADD', stream.key, 'MAXLEN', '~', limit, string.format('%.0f-0', stream.last), 't',
+        string.format('%.0f', now_ms()), unpack(fields))
+    end
+    stream.last, stream.news = stream.last + 1, true
+    if type(add(redis.pcall)) == 'table' then
+      -- another program has deleted the last entries, or has used up the ids
+      local about = redis.pcall('XINFO', 'STREAM', stream.key)
+      for i = 1, #about, 2 do
+        if about[i] == 'last-generated-id' then
+          stream.last = tonumber(string.match(about[i + 1], '^%d+')) + 1
+        end
+      end
+      if stream.last > 9e15 then
+        redis.call('DEL', stream.key)
+        stream.last = 1
+      end
+      add(redis.call)
+    end
+  end
 end
 local alone = ARGV[6] == 'progress'
 for i = 10, alone and #ARGV or 0, 4 do
@@ -90,6 +135,27 @@ for i = 6, #ARGV, 4 do
     else
       redis.call('HSET', KEYS[3], 'c:' .. step, value)
     end
+  elseif kind == 'emitted' then
+    local name, limit, try, rest = string.match(step, '^(%S+) (%d+) (%S+) (.*)$')
+    local stream = streams[name]
+    if try ~= 'key' then
+      local position, unit = string.match(rest, '^(%d+) (.*)$')
+      add_item(stream, name, limit, 'u', unit, 'y', try, 'n', position, 'd', value)
+    elseif not redis.call('ZSCORE', stream.keyed, rest) then
+      add_item(stream, name, limit, 'u', '', 'k', rest, 'd', value)
+      redis.call('ZADD', stream.keyed, stream.last, rest)
+      redis.call('ZREMRANGEBYRANK', stream.keyed, 0, -limit - 1)
+      redis.call('HSET', KEYS[2], 'keyed', '1')
+    end
+  elseif kind == 'cut' then
+    local name, try, unit = string.match(step, '^(%S+) (%d+) (.*)$')
+    add_item(streams[name], name, 10000, 'u', unit, 'y', try, 'cut', '1')
+  elseif kind == 'emits' then
+    if value == '' then
+      redis.call('HDEL', KEYS[3], 'e:' .. step)
+    else
+      redis.call('HSET', KEYS[3], 'e:' .. step, value)
+    end
   elseif kind == 'part' then
     redis.call('HSET', KEYS[2], 'result:' .. step, value)
   elseif kind == 'taken' then
@@ -133,6 +199,11 @@ if number - 1 > last then
 end
 if writer and last == 0 then
   redis.call('HSET', KEYS[2], 'first', writer)
+end
+for _, stream in pairs(streams or {}) do
+  if stream.news then
+    redis.call('PUBLISH', stream.key, string.format('%.0f', stream.last))
+  end
 end
 if taken then
   local used, sent = inbox_counts(KEYS[5], 1000)

@@ -40,6 +40,7 @@ from ...queues.keys import Namespace
 from ...queues.pubsub import TaskNotifications
 from ...queues.transport.backoff import retry_while_unavailable
 from ..context import Context
+from ..durable.emitting import begin_unit, end_unit
 from ..durable.joining import followed
 from ..durable.journal.event import Event
 from ..durable.journal.run_events import (
@@ -280,7 +281,8 @@ class Loop(Generic[S]):
         elif self._live.has_changed():
             await self._record(REPLAN, Changed(), due)
         else:
-            await self._run.recorder.put(due, *self._parts_gone(REPLAN), wait=False)
+            ended = end_unit(self._run, REPLAN, within=True)[1] if self._run.history.streams else ()
+            await self._run.recorder.put(due, *ended, *self._parts_gone(REPLAN), wait=False)
 
     async def _ask_again(
         self, method: Callable[[Context, S], Awaitable[Plan | Sequence[PlanStep] | None]]
@@ -443,6 +445,8 @@ class Loop(Generic[S]):
         One that was stopped, and swallowed that, has no result: the next run calls it again.
         """
         self._live.withhold(scope)
+        if self._run.history.streams:
+            await begin_unit(self._run, scope, within=True)
         with self._run.keys.inside(scope), checked_steps():
             try:
                 result = await contained(call(), always=True)
@@ -460,6 +464,7 @@ class Loop(Generic[S]):
         run, live = self._run, self._live
         workspace = run.files
         files = None if workspace is None else await workspace.find_step_change()
+        ended = end_unit(run, key, within=True)[1] if run.history.streams else ()
         parts = self._parts(key)
         event_entries = [*live.withdraw(), *live.checkpoint(event)]
         if not isinstance(event, Finished):
@@ -468,7 +473,7 @@ class Loop(Generic[S]):
         run.keys.restart(f"{key}/")  # a long run forgets the names of the steps inside
         saved = [] if workspace is None or files is None else workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
-        stored = (*event_entries, *saved, *entries, *dropped, *snapshot)
+        stored = (*event_entries, *saved, *entries, *ended, *dropped, *snapshot)
         await run.recorder.put(*stored, wait=True, replicated=self._replicated, progress=True)
         run.touch()
         run.step_recorded()

@@ -25,6 +25,7 @@ from ...queues.errors import PayloadTooLarge
 from ...queues.inbox import CORRECTION, last_message
 from ...queues.transport.backoff import retry_while_unavailable
 from ..context import Context
+from ..durable.emitting import begin_unit, end_unit
 from ..durable.journal.chat import Message
 from ..durable.journal.resumption import PHRASES, After
 from ..durable.journal.run_events import Waited, WaitStarted
@@ -71,12 +72,15 @@ async def notify_of_resume(
         return
     resumption = resumption.model_copy(update={"lost": live.gap})
     run.resume_from(resumption)
+    if run.history.streams:
+        await begin_unit(run, _SCOPE, within=True)
     with run.keys.inside(_SCOPE):
         said = await agent.on_resume(ctx, resumption)
     await run.check_stopped()
     if said is not None and not isinstance(said, str):
         raise TypeError(f"on_resume must return a text or None, got {said!r}")
-    gone = forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)
+    gone = end_unit(run, _SCOPE, within=True)[1] if run.history.streams else []
+    gone += forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)
     note, entries = f"({resumption.notice()})", list[Entry]()
     if said:
         note = said[:_MAX_LENGTH]

@@ -9,7 +9,7 @@ takes over after a crash sees what the lost one saw.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -22,6 +22,7 @@ from ...queues.transport.large_values import LargeValue
 from ...queues.transport.pipelining import Argument
 from ..errors import Reschedule, StepDefinitionError
 from ..log import log_wait
+from .emitting import forgotten_notes, read_bodies
 from .journal.step_record import StepRecord
 from .run import Run, RunObserver
 from .steps.current import FORGOTTEN, check_call, check_name
@@ -53,7 +54,7 @@ _OF_CHILDREN: Final = re.compile(rf"(?:^|/)(?:{SPAWN}|{GATHER}|{JOIN}|{RESULT}):
 class AttemptEnd(RunObserver):
     """Records that end with the attempt of a run: of enqueued tasks and calls of `forget`, and forgotten steps."""
 
-    __slots__ = ("awaited", "enqueued", "forgotten", "spawned", "undone")
+    __slots__ = ("awaited", "enqueued", "forgotten", "records", "spawned", "undone")
 
     def __init__(self) -> None:
         self.awaited: dict[str, bool] = {}
@@ -63,6 +64,8 @@ class AttemptEnd(RunObserver):
         self.enqueued: dict[str, Sequence[str]] = {}
         self.forgotten: dict[str, Sequence[str]] = {}
         """Both: names of the chunks of a large result, by the key of the record."""
+        self.records: dict[str, bytes] = {}
+        """Records of forgotten and undone steps of a task that has emitted, by their keys."""
         self.undone: list[tuple[BaseException, dict[str, Sequence[str]]]] = []
         """Steps of sagas and the failures that undid them: forgotten if the attempt ends with that failure."""
 
@@ -97,12 +100,21 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
         for field in (f"d:{key}", f"i:{key}", f"s:{key}", *(f"c:{chunk}" for chunk in ended[key])):
             changes += (field, "")
     if end is not None and end.forgotten:
+        if history.streams:
+            changes += _notes(run, {key: end.records[key] for key in end.forgotten if key in end.records})
         counts = orjson.loads(history.saved.get(FORGOTTEN, b"{}"))
         counts |= {key: counts.get(key, 0) + 1 for key in end.forgotten}
         field = f"s:{FORGOTTEN}"
         cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
         changes += (field, cipher.encrypt(field, orjson.dumps(counts)))
     return changes
+
+
+def _notes(run: Run, records: Mapping[str, bytes]) -> list[Argument]:
+    """Return the notes of what the next attempt finds void, as changes of the checkpoint."""
+    cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
+    notes = forgotten_notes(run, records)
+    return [part for name, note in notes.items() for part in (f"e:{name}", cipher.encrypt(f"e:{name}", note))]
 
 
 def _kept(run: Run, end: AttemptEnd | None) -> Iterable[str]:
@@ -206,10 +218,15 @@ async def _with_chunks(run: Run, keys: Iterable[str]) -> dict[str, Sequence[str]
     read = partial(run.gateway.command, "HMGET", partition.steps(run.id), *fields)
     records = await retry_while_unavailable(read, on_wait=wait)
     cipher = run.gateway.encryptor.of(partition, run.id)
-    return {
-        name: () if record is None else chunks_of(cipher.decrypt(field, record))
+    known = {
+        name: cipher.decrypt(field, record)
         for name, field, record in zip(names, fields, records, strict=True)
+        if record is not None
     }
+    if run.history.streams:
+        await read_bodies(run)
+        AttemptEnd.of(run).records |= known
+    return {name: chunks_of(known[name]) if name in known else () for name in names}
 
 
 def _causes(error: BaseException) -> list[BaseException]:

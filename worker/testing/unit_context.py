@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from datetime import datetime
 from typing import Any, Final, cast
 
+import orjson
+
 from ...deadletter.burial import Evidence
-from ...queues.delivery.checkpoint import Entry, History
+from ...queues.delivery.checkpoint import Entry, History, Kind
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.settlement import Counters
 from ...queues.durations import Duration, Moment, seconds_until
@@ -21,6 +23,7 @@ from ...queues.handle import TaskHandle
 from ...queues.inbox import InboxMessage, Sent
 from ...queues.keys import Namespace
 from ...queues.records import State
+from ...queues.stream_items import stream_of_place
 from ...queues.transport.gateway import Gateway
 from ...queues.waits import RECORDS
 from ..artifacts.task_artifacts import Artifacts
@@ -110,6 +113,12 @@ class UnitContext(Context):
         ]
         run.around_step = self._around_step
         run.observe(_EventList(self.events))
+
+    @property
+    def emitted(self) -> list[tuple[str, Any]]:
+        """Items that the handler emitted: (stream, item)."""
+        checkpoint = self._run.recorder
+        return checkpoint.emitted if isinstance(checkpoint, _DroppedCheckpoint) else []
 
     async def _around_step(self, call: StepCall, perform: Callable[[], Awaitable[Any]]) -> Any:
         """Return the recorded result of a step, else run it."""
@@ -355,13 +364,17 @@ class _UnitRun(Run):
 
 
 class _DroppedCheckpoint(CheckpointWriter):
-    """A checkpoint that only counts its entries."""
+    """A checkpoint that counts its entries, and keeps what is emitted."""
 
     def __init__(self) -> None:
         self._last = 0
+        self.emitted: list[tuple[str, Any]] = []
 
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False, progress: bool = False) -> None:
         self._last += len(entries)
+        for entry in entries:
+            if entry.kind is Kind.EMITTED:
+                self.emitted.append((stream_of_place(entry.step), orjson.loads(entry.value)))
 
     def put_first(self, entry: Entry) -> None:
         self._last += 1

@@ -99,6 +99,15 @@ class Step:
         """
         report_progress(self._run, done, total, note)
 
+    async def emit(self, item: Any, to: str = "output", *, key: str | None = None) -> None:
+        """Emit an item into a stream of the task, see `Context.emit`.
+
+        From a step in a thread: `anyio.from_thread.run(step.emit, item)`.
+        """
+        from ..emitting import emit
+
+        await emit(self._run, item, to, key, step=self)
+
     async def save(self, value: Any) -> None:
         """Save the step's progress: JSON data that `saved` returns when the step runs again.
 

@@ -37,6 +37,7 @@ from ...errors import (
 )
 from ...log import log_wait, logger
 from ..handler_task import GENERATOR_EXIT, is_closing
+from ..emitting import begin_unit, end_unit
 from ..journal.failure_record import is_unhandled
 from ..journal.run_events import StepFailed, StepOutdated, StepStarted
 from ..journal.step_record import FAILURE, MISREAD, StepRecord
@@ -395,8 +396,10 @@ def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCal
     parts: list[Entry] = []
     if run.failures:
         run.failures.pop(step.key, None)
+    if run.history.streams:
+        record, parts = end_unit(run, step.key, record, within=step.records_nested)
     if step.records_nested:
-        parts = forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
+        parts += forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
     if tool is None:
         log = _FIRST_ATTEMPT if step.attempt == 1 else orjson.dumps({"attempt": step.attempt})
         return (Entry(Kind.DONE, step.key, record, log), *parts)
@@ -448,6 +451,8 @@ async def _call_with_retries(
                     if found is not None:
                         return found.result
                     continue
+                if called is None and run.history.streams:
+                    await begin_unit(run, step.key, within=step.records_nested)
                 return await call_function(step, run, fn, args, kwargs, options.timeout, digest, called)
             except _EXITS as error:
                 raise _as_failure(called or step.key, error) from error

@@ -12,6 +12,7 @@ from ....queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
 from ....queues.transport.gateway import Gateway
 from ...context import Context
 from ...durable.continuation import successor_of
+from ...durable.emitting import begin_bodies
 from ...durable.event_calls import log_orphans
 from ...durable.handler_task import GENERATOR_EXIT, is_closing
 from ...durable.joining import group_arguments
@@ -56,6 +57,8 @@ class HandlerCall:
             with run:
                 if run.history.saved or run.history.pages is not None:
                     await _restore(run)
+                if run.history.streams:
+                    await begin_bodies(run)
                 value = await self._call(run, execution)
                 if run.stop_reason is None:  # a handler that was stopped has no result, whatever it returns
                     data, value = task.result.encode("task", task.name, value)
