@@ -200,9 +200,10 @@ end
 if writer and last == 0 then
   redis.call('HSET', KEYS[2], 'first', writer)
 end
-for _, stream in pairs(streams or {}) do
+for i = 8, #KEYS, 2 do
+  local stream = streams[string.match(KEYS[i], '[^:]*$')]
   if stream.news then
-    redis.call('PUBLISH', stream.key, string.format('%.0f', stream.last))
+    redis.call('PUBLISH', KEYS[i], string.format('%.0f', stream.last))
   end
 end
 if taken then

@@ -41,6 +41,8 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "log": "stream",
         "inbox": "hash",
         "control": "hash",
+        "stream": "stream",
+        "stream_keys": "zset",
         "upload": "hash",
     },
     SessionPartition: {

@@ -81,6 +81,8 @@ class Ledger:
         self.at = partition
         self.held = Shelf()
         self.news: list[tuple[str, str]] = []
+        self._items: dict[str, int] = {}
+        """Numbers of the last items of a write, by stream."""
         self.unattended = 0
         """Milliseconds that passed since the last touch; time itself does not pass here."""
 
@@ -107,6 +109,17 @@ class Ledger:
         """Return the keys of the task's record, steps, log, inbox and control."""
         at = self.at
         return at.record(task), at.steps(task), at.log(task), at.inbox(task), at.control(task)
+
+    def streams(self, task: str) -> list[str]:
+        """Return the keys of the task's streams, and of the digests of keyed items if there are any."""
+        record = self.at.record(task)
+        names = (self.held.get(record, "streams") or b"").decode().split()
+        keyed = self.held.get(record, "keyed") is not None
+        return [
+            key
+            for name in names
+            for key in (self.at.stream(task, name), self.at.stream_keys(task, name))[: 1 + keyed]
+        ]
 
     def state(self, task: str) -> bytes | None:
         return self.held.get(self.at.record(task), "state")
@@ -254,7 +267,7 @@ class Ledger:
             return None
         if letter is not None:
             self.held.stream(self.at.dead).remove(letter)
-        self.held.delete(record, steps, log, inbox)
+        self.held.delete(*self.streams(task), record, steps, log, inbox)
         if self.held.exists(self.at.closed):
             self.held.drop_score(self.at.timeline, task)
             return b"closed"
@@ -438,11 +451,17 @@ class Ledger:
                 self.held.drop(*((inbox, f"m:{step}") if kind == "taken" else (steps, f"c:{step}")))
             elif kind in ("moved", "part"):
                 self.held.put(record, {"handed_to" if kind == "moved" else f"result:{step}": value})
-            elif kind in ("progress", "excuse", "wait", "answered"):
+            elif kind in ("progress", "excuse", "wait", "answered", "emitted", "cut"):
                 self._write_special(task, kind, step, value, data, number)
+            elif kind == "emits" and not value:
+                self.held.drop(steps, f"e:{step}")
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
             self.held.put(record, {"entries": number})
+        for name in dict.fromkeys(step.partition(" ")[0] for kind, step, *_ in entries if kind in ("emitted", "cut")):
+            number = self._items.pop(name, None)
+            if number is not None:
+                self.news.append((self.at.stream(task, name), str(number)))
         if any(kind == "taken" for _, kind, *_ in new):
             self.held.put(inbox, {"used": self._used(inbox)})
         return 2 if self.held.exists(control) else 1
@@ -486,8 +505,35 @@ class Ledger:
     def _write_special(self, task: str, kind: str, step: str, value: bytes, data: bytes, number: int) -> None:
         if kind in ("progress", "excuse"):
             self._write_progress(task, kind, step, value)
+        elif kind in ("emitted", "cut"):
+            self._write_item(task, kind, step, value)
         else:
             self._write_wait(task, kind, step, value, data, number)
+
+    def _write_item(self, task: str, kind: str, place: str, value: bytes) -> None:
+        """Add an item to a stream, or a mark that voids some. An item whose key the stream has is dropped."""
+        record = self.at.record(task)
+        name, *parts = place.split(" ", 3)
+        key, keyed = self.at.stream(task, name), self.at.stream_keys(task, name)
+        if kind == "cut":
+            attempt, unit = parts[0], " ".join(parts[1:])
+            fields = {"u": unit, "y": attempt, "cut": "1"}
+        elif parts[1] == "key":
+            if parts[2] in self.held.sets.get(keyed, {}):
+                return
+            fields = {"u": "", "k": parts[2], "d": value.decode()}
+        else:
+            position, _, unit = parts[2].partition(" ")
+            fields = {"u": unit, "y": parts[1], "n": position, "d": value.decode()}
+        names = (self.held.get(record, "streams") or b"").decode().split()
+        if name not in names:
+            self.held.put(record, {"streams": " ".join([*names, name])})
+            self.held.persist(key)
+        flat = tuple((part.encode(), text.encode()) for part, text in fields.items())
+        number = self._items[name] = self.held.add_number(key, ((b"t", Moment()), *flat))
+        if "k" in fields:
+            self.held.set_score(keyed, fields["k"], b"%d" % number)
+            self.held.put(record, {"keyed": "1"})
 
     def _write_wait(self, task: str, kind: str, wait: str, value: bytes, data: bytes, number: int) -> None:
         """Open or close a wait. An answer that came early is moved to the first wait of its name."""
@@ -633,7 +679,7 @@ class Ledger:
             self.held.put(record, {"unread": len(unread)})
         if (early := self._early_counts(inbox)[0]) > 0:
             self.held.put(record, {"unused_answers": early})
-        self.held.expire(ttl, inbox, *((steps, log) if checkpoint else ()))
+        self.held.expire(ttl, inbox, *((steps, log) if checkpoint else ()), *self.streams(task))
         self._keep_ended(task, ttl)
         self._keep_timeline()
         self.held.delete(control)
@@ -903,7 +949,7 @@ class Ledger:
         self._list(task, self.held.hashes[record]["at"])
         self.note_event(task, "buried", evidence)
         self.held.put_new(inbox, "sent", b"0")
-        self.held.expire(retention, steps, log, inbox)
+        self.held.expire(retention, steps, log, inbox, *self.streams(task))
         self._keep_ended(task, retention)
         self.held.delete(control)
         self._clean_up(task, cleanup)
@@ -1000,7 +1046,7 @@ class Ledger:
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
         self.held.drop(record, "entry", "due", "waits", "wakes")
         self.held.delete(control)
-        self.held.expire(retention, steps, log, inbox)
+        self.held.expire(retention, steps, log, inbox, *self.streams(task))
         self._keep_ended(task, retention)
         self._keep_timeline()
         self.tell(task, "cancelled")
@@ -1177,7 +1223,7 @@ class Ledger:
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
         self.held.drop(record, "entry", "due", "waits", "wakes", "dead", "reason", "error")
         self.held.delete(control)
-        self.held.expire(retention, record, steps, log, inbox)
+        self.held.expire(retention, record, steps, log, inbox, *self.streams(task))
         self._keep_timeline()
         self.tell(task, "cancelled")
         return True
@@ -1198,7 +1244,7 @@ class Ledger:
             self.ready.remove(entry)
         if not any(self.held.exists(part) for part in self.parts(task)):
             return 0
-        self.held.delete(*self.parts(task))
+        self.held.delete(*self.streams(task), *self.parts(task))
         self.tell(task, "forgotten")
         if holder is not None and not is_reserved(holder.owner):
             self.news.append((self.namespace.worker_channel(holder.owner), task))
@@ -1243,7 +1289,7 @@ class Ledger:
         entry = self.held.add(self.at.ready, ((b"again", b"1"), *_message_again(found, args)))
         self.held.stream(self.at.dead).remove(letter)
         if task.startswith("unreadable-"):
-            self.held.delete(record, steps, log, inbox)
+            self.held.delete(*self.streams(task), record, steps, log, inbox)
             self.held.drop_score(self.at.timeline, task)
             return True
         if self.held.exists(record):
@@ -1266,7 +1312,12 @@ class Ledger:
             if kept is None:
                 self.held.delete(steps)
             self.held.drop(record, "handed_to", "progress", "progress_at")
-        self.held.persist(record, steps, log, inbox)
+        streams = self.streams(task)
+        self.held.persist(record, steps, log, inbox, *streams)
+        for key in streams if fresh else ():
+            if self.held.stream(key).entries:
+                mark = ((b"t", Moment()), (b"u", b""), (b"y", b"0"), (b"cut", b"all"))
+                self.news.append((key, str(self.held.add_number(key, mark))))
         self.tell(task, "replayed")
         return True
 
@@ -1275,7 +1326,7 @@ class Ledger:
             return False
         record = self.at.record(task)
         if not self.held.exists(record) or self.held.get(record, "dead") == letter:
-            self.held.delete(*self.parts(task))
+            self.held.delete(*self.streams(task), *self.parts(task))
             self.held.drop_score(self.at.timeline, task)
         return True
 

@@ -160,12 +160,17 @@ changes = st.sampled_from(
 """Fields of the checkpoint for the next attempt."""
 WAITS = ("approval", "approval#2", "page/approval", "approval#3")
 OF_WAITS = ("wait", "answered")
+ITEMS = ("out 10000 1 1 s", "out 10000 key ab", "out 10000 key cd", "tokens 10000 0 1 page 3/")
+"""Places of items."""
+
+MARKS = ("out 1 s", "tokens 0 page 3/")
 entries = st.lists(
     st.tuples(
         st.sampled_from(
             [
                 *("done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"),
                 *("chunk", "part", "progress", "base", "excuse", "wait", "wait", "answered"),
+                *("emitted", "emitted", "emits", "cut"),
             ]
         ),
         st.sampled_from(["s", "u:1"]),
@@ -678,7 +683,7 @@ class Queues(RuleBasedStateMachine):
             (
                 kind,
                 {"taken": number.decode(), "chunk": f"ab:{n % 2}"}.get(
-                    kind, WAITS[n % 4] if kind in OF_WAITS else step
+                    kind, _place(kind, step, n)
                 ),
                 n,
             )
@@ -686,7 +691,7 @@ class Queues(RuleBasedStateMachine):
         ]
         values = [b"ab %d" % (n % 3) if kind == "drop" and n % 2 else b"%d" % n for kind, _, n in named]
         values = [
-            b"" if kind == "chunk" and n % 3 == 2 else value for (kind, _, n), value in zip(named, values, strict=True)
+            b"" if kind in ("chunk", "emits") and n % 3 == 2 else value for (kind, _, n), value in zip(named, values, strict=True)
         ]
         values = [
             b"%x" % (160 + n % 6) if kind == "answered" and n % 2 else b"" if kind == "answered" else value
@@ -1176,7 +1181,7 @@ class Queues(RuleBasedStateMachine):
     @rule(task=tasks)
     def expire(self, task: str) -> None:
         """Let the retention of an ended task pass."""
-        parts = self.ledger.parts(task)
+        parts = (*self.ledger.parts(task), *self.ledger.streams(task))
         if parts[0] in self.ledger.held.deadlines:
             self.ground.command("DEL", *parts)
             self.ledger.held.delete(*parts)
@@ -1448,6 +1453,13 @@ class Queues(RuleBasedStateMachine):
 def agree(found: object, expected: object) -> None:
     """Fail with both values where they differ."""
     assert found == expected, f"\nfound:    {found}\nexpected: {expected}"
+
+
+def _place(kind: str, step: str, number: int) -> str:
+    """Return what an entry of a kind has in place of the step key."""
+    if kind in OF_WAITS:
+        return WAITS[number % 4]
+    return {"emitted": ITEMS[number % 4], "cut": MARKS[number % 2]}.get(kind, step)
 
 
 def _log_data(kind: str, task: str, n: int) -> bytes:

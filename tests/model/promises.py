@@ -50,7 +50,7 @@ def _of_task(ledger: Ledger, task: str) -> Iterator[str]:
     if base is not None and held.stream(ledger.at.log(task)).find(base) is None:
         yield f"its log lacks the event {base!r}, from which it starts"
     noticed = [ledger.at.record(task)] if task in held.sets.get(ledger.at.outbox, {}) else []
-    for part in ledger.parts(task):
+    for part in (*ledger.parts(task), *ledger.streams(task)):
         if part in noticed and state not in LIVE:
             continue
         if held.exists(part) and (state not in LIVE) != (part in held.deadlines):

@@ -88,6 +88,14 @@ class Shelf:
             stream.entries = stream.entries[-most:]
         return stream.last
 
+    def add_number(self, key: str, fields: Fields) -> int:
+        """Add an entry whose id is the next number. Return the number."""
+        stream = self.streams.setdefault(key, Stream())
+        number = int(text_of(stream.last).partition(b"-")[0]) + 1
+        stream.last = Id(b"%d-0" % number)
+        stream.entries.append((stream.last, fields))
+        return number
+
     def stream(self, key: str) -> Stream:
         """Return the stream, or an empty one that is not stored if the stream is missing."""
         return self.streams.get(key, Stream())

@@ -11,6 +11,7 @@ from perdure.queues.delivery.checkpoint import Entry, Kind, Written, write_entri
 from perdure.queues.delivery.heartbeat import renewal
 from perdure.queues.delivery.leases import Delivery, RunStatus
 from perdure.queues.delivery.settlement import Counters, cancelled, message_after, park, release, reschedule, succeed
+from perdure.queues.stream_items import item_place, keyed_place
 from perdure.queues.transport.scripts import queue_script
 
 
@@ -79,7 +80,17 @@ async def _bury_unreadable(gateway: Gateway, delivery: Delivery, task_id: str) -
 
 
 async def _record(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await add_entries(gateway, delivery, task_id, [Entry(Kind.DONE, "list", b"[1]"), Entry(Kind.SAVED, "sum", b"2")])
+    await add_entries(
+        gateway,
+        delivery,
+        task_id,
+        [
+            Entry(Kind.DONE, "list", b"[1]"),
+            Entry(Kind.SAVED, "sum", b"2"),
+            Entry(Kind.EMITTED, item_place("output", 100, "sum", 1, 1), b"3"),
+            Entry(Kind.EMITTED, keyed_place("output", 100, "ab"), b"4"),
+        ],
+    )
 
 
 async def beat(gateway: Gateway, *held: tuple[Delivery, str, RunStatus], lease: float = 60.0) -> list[list[int]]:

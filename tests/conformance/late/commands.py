@@ -87,13 +87,17 @@ async def settlement(scene: Scene, variant: str) -> Moments:
         Kind.EXCUSE,
         Kind.WAIT,
         Kind.WAIT_CLOSED,
+        Kind.EMITTED,
+        Kind.EMITTING,
+        Kind.CUT_OFF,
     )
 )
 async def entry(scene: Scene, variant: Kind) -> Moments:
     delivery = await scene.enqueue_and_read()
     scene.hold("write_checkpoint")
     value = b"1 57" if variant is Kind.EXCUSE else b"57"
-    await write_entries(scene.late, delivery, "x", [Entry(variant, "1", value, b"0 1 0 x")], first=1)
+    place = {Kind.EMITTED: "output 100 1 1 s", Kind.CUT_OFF: "output 1 s"}.get(variant, "1")
+    await write_entries(scene.late, delivery, "x", [Entry(variant, place, value, b"0 1 0 x")], first=1)
     yield
     for number, value in ((2, b"58"), (3, b"136")):
         await write_entries(scene.gateway, delivery, "x", [Entry(Kind.SAVED, "1", value)], first=number)

@@ -263,8 +263,8 @@ async def test_a_handler_that_emits_something_else_warns(app: App) -> None:
     running = await work.enqueue()
     await work_on(app, running)
     dead = await letter(app, running)
-    assert "stream 'output' is not what an earlier run has emitted" in dead.evidence.message
-    assert dead.evidence.error == ResumeWarning.__name__
+    assert "stream 'output' is not what an earlier run has emitted" in dead.message
+    assert dead.error == ResumeWarning.__name__
 
 
 async def test_a_large_checkpoint(app: App) -> None:
