@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SessionFull,
         SessionNotFound,
         StillRunning,
+        StreamTrimmed,
         TaskCancelled,
         TaskEnded,
         TaskExists,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .queues.handle import TaskHandle
     from .queues.producer import Producer
     from .queues.records import State
+    from .queues.streams import StreamItem
     from .worker.agents.agent import Agent, Plan
     from .worker.agents.coherence.findings import Coherence
     from .worker.agents.context.builder import ContextBuilder
@@ -131,6 +133,8 @@ __all__ = [
     "StepTimeout",
     "StillRunning",
     "Stop",
+    "StreamItem",
+    "StreamTrimmed",
     "SyncContext",
     "TaskCancelled",
     "TaskEnded",
@@ -207,6 +211,8 @@ _HOMES = {
     "StepTimeout": ".worker.errors",
     "StillRunning": ".queues.errors",
     "Stop": ".worker.durable.stop_reasons",
+    "StreamItem": ".queues.streams",
+    "StreamTrimmed": ".queues.errors",
     "SyncContext": ".worker.sync_context",
     "TaskCancelled": ".queues.errors",
     "TaskEnded": ".queues.errors",

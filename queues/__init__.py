@@ -8,6 +8,7 @@
 | `step_failures` | recorded failures of steps: how they show, and their removal |
 | `handle` | status, result, events and cancellation of a task |
 | `inbox`, `waits` | messages to tasks; what tasks wait for, and the answers |
+| `streams` | readers of the streams of tasks |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
 | `member_registry` | members with an entry that expires, tolerant of foreign bytes |
 | `presence`, `supervisors`, `catalog` | registries of workers, supervisors and the tasks of apps |

@@ -28,6 +28,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── TaskExists              the requested id is another task's
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
+│   ├── StreamTrimmed           items of a stream that a reader asked for are not kept any more
 │   ├── CannotResolve           a person's decision about a step cannot be stored
 │   ├── InboxFull               the task has too many unread messages
 │   ├── TaskEnded               the task has ended and reads no messages
@@ -321,6 +322,23 @@ class TaskNotFound(QueueError, LookupError):
             "(finished tasks are kept until their retention passes)"
         )
         self.task_id = task_id
+
+
+class StreamTrimmed(QueueError, LookupError):
+    """Items that a reader has not read are not kept any more: its cursor is too old, or the reader was too slow.
+
+    Attributes:
+        first, last: Numbers of the items that are gone.
+        after: Cursor from which everything that is kept can be read.
+    """
+
+    def __init__(self, task_id: str, stream: str, first: int, last: int, after: str) -> None:
+        which = f"item {first:,}" if first == last else f"items {first:,} to {last:,}"
+        super().__init__(
+            f"{which} of stream {stream!r} of task {task_id} {'is' if first == last else 'are'} not kept any more, a "
+            f"stream keeps its newest items only: read on with after={after!r}"
+        )
+        self.task_id, self.stream, self.first, self.last, self.after = task_id, stream, first, last, after
 
 
 class CannotResolve(QueueError):

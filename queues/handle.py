@@ -58,6 +58,7 @@ from .transport.threadsafe_calls import blocking
 
 if TYPE_CHECKING:
     from .explanation.sentences import Explanation
+    from .streams import StreamItem
     from .waits import AnswerReceipt, OpenWait
 
 R = TypeVar("R")
@@ -495,6 +496,31 @@ class TaskHandle(Generic[R]):
         """Return the messages in the task's inbox that it has not used yet, in order. They stay there."""
         return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
 
+    def stream(
+        self, name: str = "output", *, type: Any = Any, after: str | int | None = None, last: int | None = None
+    ) -> AsyncGenerator[StreamItem]:
+        """Follow a stream of the task, that is what its handler emits (`ctx.emit`), until the task has ended.
+
+        Yields items, marks that make items of a repeated step void (`StreamItem.voids`), and at last an item of the
+        kind `end`, whatever ends the task. Waits for a task that is queued, parked, or being retried. If the task has
+        a successor, its stream of this name follows.
+
+        Args:
+            name: Name of the stream.
+            type: Type of the items, such as a model; a value that does not fit it is a `problem` of its item.
+            after: Cursor of the item after which to start. Default: the oldest one that is kept.
+            last: Of the items that are stored already, only the last so many; those of the newest successor.
+
+        Raises:
+            ValueError: An argument is not valid, or the cursor is of another task.
+            TaskNotFound: There is no record.
+            StreamTrimmed: Items after the cursor are not kept any more; so are those that a slow reader has not read.
+            Refused: Redis refuses the user or password for longer.
+        """
+        from .streams import read_stream, stream_query
+
+        return read_stream(self, self._gateway, self._notifications, stream_query(name, type, after, last))
+
     async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncGenerator[TaskEvent]:
         """Yield the task's events, oldest first; with `follow`, until the task has ended.
 
@@ -551,21 +577,28 @@ class TaskHandle(Generic[R]):
     resolve_step_sync = blocking(resolve_step, _run)
     pending_messages_sync = blocking(pending_messages, _run)
 
-    def events_sync(self, *, follow: bool = True, after: str = "0-0") -> Iterator[TaskEvent]:
-        """See `events`."""
-        events = self.events(follow=follow, after=after)
-
-        async def next_event(_: object) -> TaskEvent | None:
-            return await anext(events, None)
+    def _iterate(self, items: AsyncGenerator[T], instead: str) -> Iterator[T]:
+        async def next_item(_: object) -> T | None:
+            return await anext(items, None)
 
         async def close(_: object) -> None:
-            await events.aclose()
+            await items.aclose()
 
         try:
-            while (event := self._run(next_event, "events()")) is not None:
-                yield event
+            while (item := self._run(next_item, instead)) is not None:
+                yield item
         finally:
-            self._run(close, "events()")
+            self._run(close, instead)
+
+    def events_sync(self, *, follow: bool = True, after: str = "0-0") -> Iterator[TaskEvent]:
+        """See `events`."""
+        return self._iterate(self.events(follow=follow, after=after), "events()")
+
+    def stream_sync(
+        self, name: str = "output", *, type: Any = Any, after: str | int | None = None, last: int | None = None
+    ) -> Iterator[StreamItem]:
+        """See `stream`."""
+        return self._iterate(self.stream(name, type=type, after=after, last=last), "stream(...)")
 
 
 _CANCEL: Final = queue_script("cancel")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import anyio
 from redis.asyncio.client import PubSub
@@ -35,19 +36,25 @@ _UNSUBSCRIBE_TIMEOUT: Final = 1.0
 """Seconds that an unsubscribe may take, also for a cancelled waiter: the connection is shared."""
 
 
+Listener: TypeAlias = Callable[[bytes, bytes], None]
+"""Function that gets a channel and a notification on it. It must not block."""
+
+
 class TaskNotifications:
     """Subscriptions of one process. The first listener opens the connection, `close` closes it."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._pubsub: PubSub | None = None
-        self._listeners: dict[bytes, list[asyncio.Queue[bytes]]] = defaultdict(list)
+        self._listeners: dict[bytes, list[Listener]] = defaultdict(list)
         self._subscribed: dict[bytes, asyncio.Event] = {}
         self._joining: set[bytes] = set()
         self._leaving: set[bytes] = set()
         self._pump: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self._closes = 0
+        self.tails: dict[str, Any] = {}
+        """Tails of the streams that this process reads, by key (streams.py); this object does not use them."""
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncIterator[asyncio.Queue[bytes]]:
@@ -55,20 +62,33 @@ class TaskNotifications:
 
         Raises `Unavailable`, and `NotOpen` if the connection is closed meanwhile.
         """
-        name = channel.encode()
         notifications: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
-        self._listeners[name].append(notifications)
+        async with self.watch([channel], partial(_put, notifications)):
+            yield notifications
+
+    @asynccontextmanager
+    async def watch(self, channels: Collection[str], listener: Listener) -> AsyncIterator[None]:
+        """Subscribe to channels for a block, and call a function with each notification. Raises as `listen`."""
+        names = [channel.encode() for channel in channels]
+        for name in names:
+            self._listeners[name].append(listener)
         try:
             with self._until_closed():
-                await self._subscribe(name)
-            yield notifications
+                self._joining.update(names)
+                for name in names:
+                    await self._subscribe(name)
+            yield
         finally:
-            self._listeners[name].remove(notifications)
-            if not self._listeners[name]:
-                del self._listeners[name]
-                limit = anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True)
-                with limit, suppress(QueueError), self._until_closed():
-                    await self._unsubscribe(name)
+            left = []
+            for name in names:
+                self._listeners[name].remove(listener)
+                if not self._listeners[name]:
+                    del self._listeners[name]
+                    left.append(name)
+            limit = anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True)
+            with limit, suppress(QueueError), self._until_closed():
+                self._leaving.update(left)
+                await self._unsubscribe()
 
     async def close(self) -> None:
         """Close the connection, and wake all listeners, which then find that it is closed."""
@@ -99,9 +119,9 @@ class TaskNotifications:
             raise NotOpen(f"the connection to {self._gateway.address.shown} was closed")
 
     def _wake_all(self) -> None:
-        for queues in self._listeners.values():
-            for queue in queues:
-                _notify(queue, LOST)
+        for channel, listeners in self._listeners.items():
+            for listener in listeners:
+                listener(channel, LOST)
 
     async def _subscribe(self, name: bytes) -> None:
         """Subscribe to a channel. Channels of listeners that wait for the lock are joined in one command."""
@@ -130,8 +150,7 @@ class TaskNotifications:
             confirmed = self._subscribed[name]
         await confirmed.wait()
 
-    async def _unsubscribe(self, name: bytes) -> None:
-        self._leaving.add(name)
+    async def _unsubscribe(self) -> None:
         async with self._changing:
             # The others have a new listener.
             leaving = sorted(one for one in self._leaving if one not in self._listeners)
@@ -207,16 +226,16 @@ class TaskNotifications:
         channel: bytes = message["channel"]
         if message["type"] == "subscribe" and channel in self._subscribed:
             if self._subscribed[channel].is_set():  # confirmed again: notifications in between were missed
-                for queue in self._listeners.get(channel, ()):
-                    _notify(queue, LOST)
+                for listener in self._listeners.get(channel, ()):
+                    listener(channel, LOST)
             self._subscribed[channel].set()
         elif message["type"] == "message":
-            for queue in self._listeners.get(channel, ()):
-                _notify(queue, message["data"])
+            for listener in self._listeners.get(channel, ()):
+                listener(channel, message["data"])
 
 
-def _notify(queue: asyncio.Queue[bytes], notification: bytes) -> None:
-    """Pass on a notification. If too many wait, `LOST` replaces them all."""
+def _put(queue: asyncio.Queue[bytes], _: bytes, notification: bytes) -> None:
+    """Put a notification into a queue. If too many wait, `LOST` replaces them all."""
     if queue.full():
         while not queue.empty():
             queue.get_nowait()

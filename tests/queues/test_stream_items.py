@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from perdure.queues.stream_items import (
     CUT_ALL,
     CUT_UNIT,
