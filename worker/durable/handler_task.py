@@ -9,6 +9,7 @@ from typing import ClassVar, Final, NoReturn
 
 import anyio
 
+from ...queues.delivery.checkpoint import Entry
 from ..errors import RunStopped
 from .steps.equal_calls import EqualCalls
 
@@ -41,6 +42,18 @@ class _Calling:
     def __exit__(self, *raised: object) -> None:
         self._handler.calls -= 1
         self._handler.calls_ended += 1
+
+
+class InFlight:
+    """Step in flight, of which only its begin is known (monotonic clock)."""
+
+    __slots__ = ("began",)
+
+    began: float
+
+    def intent(self) -> tuple[Entry, ...]:
+        """Return the entries which say that the step has been running for a while; none if none are to be written."""
+        return ()
 
 
 class HandlerTask:
@@ -77,8 +90,8 @@ class HandlerTask:
     )
 
     def __init__(self) -> None:
-        self.steps_in_flight: dict[str, float] = {}
-        """Monotonic time at which each began, by their keys."""
+        self.steps_in_flight: dict[str, InFlight] = {}
+        """Steps that run, by their keys."""
         self.calls = self.calls_ended = 0
         """Calls of the context in progress that are no steps, but for waits; and those that have ended."""
         self.branched = False

@@ -22,7 +22,7 @@ from ..errors import RunStopped, TaskIdle, TaskTimeout
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
 from .extras import Extras, Host
-from .handler_task import HandlerTask
+from .handler_task import HandlerTask, InFlight
 from .journal.event import Event
 from .journal.event_redaction import redacted
 from .journal.resumption import Resumption
@@ -35,6 +35,9 @@ from .stop_reasons import STOP_RULES, ParkReason, Stop, StopReason, counters_aft
 Observer = TypeVar("Observer")
 
 StopDetail: TypeAlias = ParkReason | Exception | None
+
+LONG_STEP: Final = 1.0
+"""Seconds after which a step that runs stores its intent."""
 
 _NO_STEP: Final = (object(), None)  # with None, a step without a function would seem to have a codec
 _SHUTDOWN: Final[tuple[StopReason, StopDetail]] = (StopReason.RELEASED, None)
@@ -376,8 +379,8 @@ class Run(HandlerTask):
         if self._task is None and not self.closed:
             return NOT_STARTED  # what Redis has is the last sign of the previous run
         now = RUNTIME.monotonic()
-        for step, began in tuple(self.steps_in_flight.items()):
-            return RunStatus(now - self.started, step, now - began)
+        for key, step in tuple(self.steps_in_flight.items()):
+            return RunStatus(now - self.started, key, now - step.began)
         return RunStatus(now - self.started)
 
     @property
@@ -401,12 +404,28 @@ class Run(HandlerTask):
         """Request the run to stop at its next step boundary."""
         self.stopping = True
 
-    def step_began(self, key: str, digest: str = "") -> None:
+    def step_began(self, key: str, digest: str = "", step: InFlight | None = None) -> None:
         """Note that a step runs. digest: see `_note_step`."""
-        self.steps_in_flight[key] = self.active = RUNTIME.monotonic()
+        if step is None:
+            step = InFlight()
+        self.steps_in_flight[key] = step
+        step.began = self.active = RUNTIME.monotonic()
         self._note_step(key, digest)
         for observer in self._observers:
             observer.on_step(key)
+
+    def note_long_steps(self, now: float) -> None:
+        """Store the intents of the steps that have been running for `LONG_STEP` seconds. now: monotonic clock.
+
+        The handoff of a run that is cut off names them. A step that has ended meanwhile writes none, so that none is
+        stored after its record.
+        """
+        entries: tuple[Entry, ...] = ()
+        for step in self.steps_in_flight.values():
+            if now - step.began >= LONG_STEP:
+                entries += step.intent()
+        if entries:
+            self.recorder.put_soon(*entries)
 
     def step_recorded(self, *, stored: bool = True) -> None:
         """Count a recorded step. stored: Redis has confirmed it."""

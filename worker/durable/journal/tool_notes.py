@@ -1,7 +1,8 @@
 """Calls as a handoff shows them: the task's own call, the tool calls in flight, and the counts of tool calls.
 
-A tool call leaves a note in the checkpoint before it starts: an intent (`i:` field) with the name of the tool. Unlike
-the intent of a risky step it puts nothing in doubt; it is for readers. The record of the call deletes it.
+A tool call leaves a note in the checkpoint before it starts: an intent (`i:` field) with the name of the tool. So does
+any other step, without that name, once it has been running for a second. Unlike the intent of a risky step a note puts
+nothing in doubt; it is for readers. The record of the call deletes it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from ....queues.wording import shortened
 
 TOOLS: Final = "#tools"
 """Checkpoint key of the account of tool calls: a large checkpoint is not searched for notes."""
+
+MAX_OPEN: Final = 32
+"""Latest calls that are known to have started; of further ones, the notes in a large checkpoint are not found."""
 
 _MAX_VALUE_LENGTH: Final = 80
 _MAX_LENGTH: Final = 300
@@ -45,12 +49,12 @@ def _short(value: Any) -> str:
 
 
 def encode_note(digest: str, tool: str, call: str) -> bytes:
-    """Return the stored form of a note. digest: hash of the arguments, as in an intent."""
+    """Return the stored form of a note. digest: hash of the arguments, as in an intent. tool: empty without one."""
     return orjson.dumps({"h": digest, "a": call, "t": tool})
 
 
 def is_note(intent: bytes) -> bool:
-    """Return whether an intent is the note of a tool call, which leaves no doubt."""
+    """Return whether an intent is the note of a call in flight, which leaves no doubt."""
     return noted_call(intent) is not None
 
 
@@ -64,10 +68,18 @@ def noted_call(intent: bytes) -> str | None:
 
 
 class ToolCalls(NamedTuple):
-    """Stored account of tool calls: their number by tool, and the steps of the latest ones that started."""
+    """Stored account of calls: the number of tool calls by tool, and the steps of the latest calls that started."""
 
     counts: dict[str, int]
     open: list[str]
+
+    def with_open(self, key: str) -> ToolCalls:
+        """Return the account with a call in flight."""
+        return self._replace(open=[*(known for known in self.open if known != key), key][-MAX_OPEN:])
+
+    def without_open(self, key: str) -> ToolCalls:
+        """Return the account with a call that is not in flight any more."""
+        return self._replace(open=[known for known in self.open if known != key])
 
     @classmethod
     def decode(cls, data: bytes | None) -> ToolCalls:

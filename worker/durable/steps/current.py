@@ -17,6 +17,8 @@ from ....queues.durations import Duration, to_seconds
 from ....queues.envelope import check_size
 from ....queues.wording import shortened
 from ...errors import StepDefinitionError, StepOutsideTask
+from ..handler_task import InFlight
+from ..journal.tool_notes import TOOLS, ToolCalls, encode_note, is_note
 from ..run import Run
 from .codec import Codec
 from .failures import handle_failures
@@ -29,12 +31,13 @@ FORGOTTEN: Final = "#forgotten"
 """Checkpoint key of the numbers of attempts that have forgotten a step, by its key."""
 
 
-class Step:
+class Step(InFlight):
     """The running step, as its function sees it: `current_step()`.
 
-    note: entry which says that the tool call is in flight. remembered: number of writes to the long-term memory in this
-    try. enqueued: number of equal calls that have enqueued tasks in this try, by their hash. records_nested: whether
-    steps within are recorded.
+    note: entry which says that the call is in flight. noted: hash and text of the arguments of a step that stores
+    this once it has been running for a while; None for any other. remembered: number of writes to the long-term memory
+    in this try. enqueued: number of equal calls that have enqueued tasks in this try, by their hash. records_nested:
+    whether steps within are recorded.
     """
 
     __slots__ = (
@@ -46,6 +49,7 @@ class Step:
         "enqueued",
         "key",
         "note",
+        "noted",
         "records_nested",
         "remembered",
         "scope",
@@ -61,6 +65,8 @@ class Step:
         tool: str | None = None,
         tries: int = 0,
         caller: asyncio.Task[Any] | None = None,
+        noted: tuple[str, str] | None = None,
+        records_nested: bool = False,
     ) -> None:
         """tries: that have ended."""
         self._run = run
@@ -71,9 +77,21 @@ class Step:
         self.scope = run.keys.scope
         self.attempt = tries + 1
         self.note: Entry | None = None
+        self.noted = noted
         self.remembered = 0
         self.enqueued: dict[str, int] | None = None
-        self.records_nested = False
+        self.records_nested = records_nested
+
+    def intent(self) -> tuple[Entry, ...]:
+        """Return the entries which say that the call is in flight, unless they are stored already."""
+        known = self._run.history.intents.get(self.key)
+        if self.note is not None or self.noted is None or not (known is None or is_note(known)):
+            return ()
+        digest, arguments = self.noted
+        call = f"{self.key.partition('#')[0]}({arguments})"
+        self.note = Entry(Kind.INTENT, self.key, encode_note(digest, "", call))
+        calls = ToolCalls.decode(self._run.history.saved.get(TOOLS))
+        return self.note, store_calls(self._run, calls.with_open(self.key))
 
     @property
     def idempotency_key(self) -> str:
@@ -123,6 +141,12 @@ class Step:
         run.history.saved[self.key] = data
         if changed:
             run.progressed()
+
+
+def store_calls(run: Run, calls: ToolCalls) -> Entry:
+    """Set the account of a run's calls, and return the entry that stores it."""
+    data = run.history.saved[TOOLS] = calls.encode()
+    return Entry(Kind.SAVED, TOOLS, data)
 
 
 _PLAIN = Codec(Any)

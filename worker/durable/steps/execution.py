@@ -59,7 +59,7 @@ from .current import CURRENT_RUN, CURRENT_STEP, AlreadyDone, Step, StepCall, Ste
 from .failures import drop_failures, handle_failures, kept_entries, meet_failure, note_cut_off, note_failure
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .matching import check_order, gap_before, match_step
-from .tool_calls import LoggedCall
+from .tool_calls import LoggedCall, close_call
 from .variables import set_back
 
 _MARKS: Final = (REFERENCE, MISREAD, FAILURE)
@@ -158,14 +158,23 @@ async def _perform(
     if run.stopping and outer is None:
         await run.boundary()
     replicated = options.durability == "replicated"
-    step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name, tries=tries, caller=caller)
-    step.records_nested = options.nested == "record"
     decided = _decision(run, key, args, kwargs, arguments, shown) if run.history.intents else None
+    noted = options.intent and not options.risky and decided is None
+    step = Step(
+        run,
+        key,
+        replicated=replicated,
+        tool=None if tool is None else tool.name,
+        tries=tries,
+        caller=caller,
+        noted=(digest, shown) if noted and tool is None else None,
+        records_nested=options.nested == "record",
+    )
     token = CURRENT_STEP.set(step)
     try:
         try:
-            run.step_began(key, digest)
-            if tool is not None and options.intent and not options.risky and decided is None:
+            run.step_began(key, digest, step)
+            if noted and tool is not None:
                 await run.recorder.put(*_note(run, step, tool, digest), wait=False)
             value = await (
                 _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
@@ -394,6 +403,7 @@ async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options
 def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCall | None) -> tuple[Entry, ...]:
     """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`."""
     parts: list[Entry] = []
+    step.noted = None  # no intent follows the record
     if run.failures:
         run.failures.pop(step.key, None)
     if run.history.streams:
@@ -401,10 +411,18 @@ def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCal
     if step.records_nested:
         parts += forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
     if tool is None:
+        if step.note is not None or (run.history.intents and _was_noted(run, step.key)):
+            parts.append(close_call(run, step.key))
         log = _FIRST_ATTEMPT if step.attempt == 1 else orjson.dumps({"attempt": step.attempt})
         return (Entry(Kind.DONE, step.key, record, log), *parts)
     event = run.next_entry(tool.event(run, step.key, orjson.loads(result), step.attempt))
     return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event, tool.count(run, step.key), *parts)
+
+
+def _was_noted(run: Run, key: str) -> bool:
+    """Return whether an earlier run has stored that the call was in flight."""
+    intent = run.history.intents.get(key)
+    return intent is not None and is_note(intent)
 
 
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
@@ -538,10 +556,12 @@ async def _log_failure(
     """
     if run.closed or CURRENT_STEP.get() is not step:  # a part of another step
         return False
+    if not again:
+        step.noted = None
     kept = kept_entries(run, step.key, step.note if again else None)
     entries = note_failure(run, step.key, error, (digest, shown), step.attempt, step.caller, again=again, kept=kept)
     stored = bool(entries)
-    if not stored and noted and not again and step.tool is not None:
+    if not stored and noted and not again and step.note is not None:
         entries = [Entry(Kind.INTENT, step.key, b"")]
     if again and step.records_nested:
         entries += drop_failures(run, f"{step.key}/")

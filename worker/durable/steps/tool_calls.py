@@ -14,16 +14,13 @@ from ..journal.event import Event
 from ..journal.run_events import ToolCalled
 from ..journal.tool_notes import TOOLS, ToolCalls, call_text, encode_note
 from ..run import Run, RunObserver
-from .current import StepOptions
+from .current import StepOptions, store_calls
 
 _MAX_LOGGED: Final = 16_384
 """Size in bytes of a result in the log, of arguments and of a reason; the checkpoint has the whole result."""
 
 _PARTS: Final = 4
 """Parts of an event's limit, of which the result, the arguments and the reason may have one each."""
-
-_MAX_OPEN: Final = 32
-"""Latest calls that are known to have started; of further ones, the notes in a large checkpoint are not found."""
 
 _MAX_TOOLS: Final = 50
 _OTHERS: Final = "others"
@@ -102,8 +99,7 @@ class LoggedCall:
         noted = f"{call}, because: {reason[:_MAX_REASON_LENGTH]}" if reason else call
         note = encode_note(digest, self.name, noted)
         known = ToolCalls.decode(run.history.saved.get(TOOLS))
-        known.open.append(key)
-        return Entry(Kind.INTENT, key, note), _saved(run, known)
+        return Entry(Kind.INTENT, key, note), store_calls(run, known.with_open(key))
 
     def count(self, run: Run, key: str) -> Entry:
         """Count the call, which is not in flight any more, and return the entry that stores this."""
@@ -111,9 +107,7 @@ class LoggedCall:
         counts = known.counts
         name = self.name if self.name in counts or len(counts) < _MAX_TOOLS else _OTHERS
         counts[name] = counts.get(name, 0) + 1
-        if key in known.open:
-            known.open.remove(key)
-        return _saved(run, known)
+        return store_calls(run, known.without_open(key))
 
 
 def _head(data: bytes, most: int, run: Run) -> str:
@@ -136,9 +130,9 @@ def _shortened(arguments: dict[str, Any], size: int, most: int, run: Run) -> dic
     return found
 
 
-def _saved(run: Run, known: ToolCalls) -> Entry:
-    data = run.history.saved[TOOLS] = known._replace(open=known.open[-_MAX_OPEN:]).encode()
-    return Entry(Kind.SAVED, TOOLS, data)
+def close_call(run: Run, key: str) -> Entry:
+    """Return the entry which says that a call which is no tool call is not in flight any more."""
+    return store_calls(run, ToolCalls.decode(run.history.saved.get(TOOLS)).without_open(key))
 
 
 def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -1,6 +1,6 @@
-"""Deadlines of runs: time limits, idle limits, and the end of runs that ignore cancellation.
+"""Deadlines of runs: time limits, idle limits, and the end of runs that ignore cancellation; intents of long steps.
 
-One check of all runs at least once a second uses time stamps that runs set anyway.
+One check of all runs at least twice a second uses time stamps that runs set anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..slots import Slots
 from ..stages.handler_call import time_limit_of
 from .loop_watchdog import stack_of_task
 
-_MAX_LENGTH: Final = 1.0
+_MAX_LENGTH: Final = 0.5
 _SHORTEST: Final = 0.02
 """Bounds of the interval between two checks, in seconds."""
 
@@ -35,6 +35,8 @@ _LOST_THREADS: Final = 0.5
 
 class RunDeadlines:
     """Cancels runs that exceed their time or idle limit, and abandons runs whose handler ignores the cancellation.
+
+    Lets the other runs store the intents of the steps that have been running for a second.
 
     Handlers and threads that cannot be stopped keep running. A worker with such handlers, or with too many such
     threads, is degraded and asks to be replaced.
@@ -128,6 +130,8 @@ class RunDeadlines:
         over = self._over_limit(run, now)
         if over is not None:
             run.cancel(over)
+        elif run.steps_in_flight and not run.stopped:
+            run.note_long_steps(now)
 
     async def _abandon(self, run: Run) -> None:
         self._abandoned.add(run)
