@@ -25,7 +25,7 @@ from ...queues.security.secret_arguments import SecretPaths
 from ...queues.transport.large_values import read_arguments
 from .journal.handoff.document import HANDOFF, RECEIVED, Handoff
 from .journal.run_events import HandedOff
-from .run import Run
+from .run import Run, goal_of
 from .steps.codec import read_step_result, store_step_result
 from .steps.current import check_call
 
@@ -88,7 +88,7 @@ async def continue_as(
     event_entry = run.next_entry(event)
     handoff = draft(
         tail, task=own.task, session=run.id, why="hand_off", detail=_shown(run, why), to=task_id,
-        message=_shown(run, message), number=run.events,
+        message=_shown(run, message), number=run.events, goal=goal_of(run),
     )  # fmt: skip
     options = own.options if name == own.task else type(own.options)()
     kept: dict[str, Any] = {

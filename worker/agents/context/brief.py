@@ -93,7 +93,17 @@ def _headline(state: AgentState, previous: Resumption | None) -> str:
     text = previous.opening()
     if place:
         text += f" {place[0].upper()}{place[1:]}" if place.startswith("all") else f" Continue with {place}"
+    elif _has_steps(state, previous) and previous.handoff is not None:
+        return f"{text} {previous.handoff.continue_text()}"
     return f"{text} Do not repeat completed steps."
+
+
+def _has_steps(state: AgentState, previous: Resumption) -> bool:
+    """Return whether the steps of the previous run are those of a function, which are in no state."""
+    left = previous.handoff
+    return (
+        left is not None and not state.plan and left.agent is None and bool(left.completed) and not previous.continues
+    )
 
 
 def _place(state: AgentState) -> str:
@@ -162,6 +172,10 @@ def _sections(
         footer=_CUT if "recall_step" in tools else "",
         longer=[() if step.key in held else [done_line(step, limit) for limit in _LONG] for step in done],
     )
+    if previous is not None and previous.handoff is not None and _has_steps(state, previous):
+        yield Section(
+            "Completed steps", "function_steps", previous.handoff.completed_lines(), lambda _left, _max_count: "", ""
+        )
     yield Section(
         "Failed and dropped steps",
         "failed",

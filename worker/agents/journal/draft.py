@@ -34,6 +34,7 @@ from ...durable.journal.handoff.document import (
     Why,
 )
 from ...durable.journal.parsing import Unreadable, parse_event
+from ...durable.journal.run_events import StepFailed
 from ...durable.journal.step_record import PLANNED, SNAPSHOT, result_text
 from ...durable.journal.tool_notes import TOOLS, noted_call, tool_counts
 from ...errors import BadSnapshot
@@ -141,13 +142,14 @@ def state_after(stored: StoredState | None, events: Sequence[TaskEvent]) -> dict
         events: The oldest first.
     """
     state = empty_state() if stored is None else stored.state
+    is_whole = next((found.number for found in events if found.number is not None), 0) == 1
     for found in events:
         if stored is not None and (found.number is None or found.number <= stored.number):
             continue
         event = parse_event(found)
         if isinstance(event, Unreadable):
             continue
-        if stored is None and event.changes:  # a patch of a state whose beginning is missing
+        if stored is None and event.changes and not is_whole:  # a patch of a state whose beginning is missing
             event = event.model_copy(update={"changes": ()})
         try:
             state = reduce(state, event, found.number or 0)
@@ -342,13 +344,13 @@ def burial_notes(
     yield f"{REMEDY}{remedy_for(reason, session, error, doubts=open_doubts(session, intents))}"
 
 
-def _failed_step(events: Sequence[TaskEvent], error: str, message: str) -> str | None:
+def _failed_step(events: Sequence[TaskEvent | Event], error: str, message: str) -> str | None:
     """Return the step whose failure the latest events have with this error."""
     for event in reversed(events):
         if event.type in ("resumed", "replayed"):
             break
-        data = event.data if event.type == "step_failed" and isinstance(event.data, dict) else {}
-        if data.get("error") == error and data.get("message") == message:
+        found = parse_event(event) if isinstance(event, TaskEvent) else event
+        if isinstance(found, StepFailed) and (found.error, found.message) == (error, message):
             return event.step
     return None
 
@@ -394,7 +396,10 @@ def _attention(
         yield f"step {former.get('key')} was replaced by another plan{f': {why}' if why else ''}"
     failure = next((one for one in reversed(events) if one.type in _LAST), None)
     if failure is not None and failure.type in _FAILED and not known:
-        yield f"the last error: {getattr(failure, 'error', '')}: {getattr(failure, 'message', '')}"
+        error = f"{getattr(failure, 'error', '')}: {getattr(failure, 'message', '')}"
+        failed = _failed_step(events, getattr(failure, "error", ""), getattr(failure, "message", ""))
+        if all(error != shown.error for shown in plan):  # else that step says so
+            yield f"the last error: {error}" if failed is None else f"step {failed} failed: {error}"
     dismissed = {event.finding for event in events if isinstance(event, Dismissed)}
     for event in events:
         if event.type == "incoherent" and getattr(event, "key", "") not in dismissed:

@@ -38,6 +38,14 @@ _HAPPENED: Final[Mapping[After, str]] = {
 }
 """Sentence for the user on each reason: without names of workers, tasks and steps."""
 
+_CUT_OFF: Final[Mapping[After, str]] = {
+    "crash": ", which was cut off",
+    "hand_off": ", which was cut off",
+    "failure": ", which failed",
+    "replay": ", which failed",
+}
+"""Ending of the sentence on the next step, if it had begun."""
+
 _INVITATION: Final = "If anything here is wrong or has changed, please reply with a correction."
 
 
@@ -52,7 +60,7 @@ class Resumption(BaseModel):
             an agent, the steps of its plan that are done and the messages in its state; `nested steps` are the
             recorded steps within the running one. For a function whose checkpoint has more than 512 fields, the kind
             `records` replaces all but events: it is their number.
-        task: Name of the task.
+        task, goal: Name of the task; its goal, of a function its call.
         handoff: Handoff document of the previous run, or one drafted from the event log if it left none.
         received: Handoff document of the task that this one continues, however long ago it was received.
         asked_after: Reason of the stop after which an agent asked whether to continue, if this run follows that wait.
@@ -67,6 +75,7 @@ class Resumption(BaseModel):
     gap: float | None = None
     restored: dict[str, int] = {}
     task: str = ""
+    goal: str = ""
     handoff: Handoff | None = None
     received: Handoff | None = None
     asked_after: After | None = None
@@ -116,8 +125,9 @@ class Resumption(BaseModel):
     def text(self, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
         """Return the text for a model: what it resumes, what is done, and what comes next, in a budget of tokens."""
         text = self.opening()
+        text += f"\n\nGoal: {quoted_line(self.goal, _MAX_GOAL_OF_PROMPT)}" if self.goal else ""
         if self.handoff is None:
-            text += " Nothing was completed before."
+            text += "\n\nNothing was completed before."
         else:
             left = max(0, budget - count(f"{text}\n\n"))
             text += f"\n\n{fitted_text(self.handoff, left, count=count, form=Handoff.to_prompt)}"
@@ -149,22 +159,23 @@ class Resumption(BaseModel):
         if self.continues:
             happened = f"This work was handed over{at}, and continues here."
         parts = [happened]
-        if left is not None and left.agent and left.goal and not private:
-            parts.append(f"Goal: {_sentence(left.goal)}")
+        if left is not None and left.agent and self.goal and not (private or self.continues):
+            parts.append(f"Goal: {_sentence(self.goal)}")
         if not self.continues:
             parts.append(f"Restored: {self._restored()}.")
         if self.lost is not None:
             parts.append("Some of the latest work was lost and is done again.")
         if left is not None:
             parts += _doubts(left, private=private)
-            parts += _following(left, private=private)
+        if left is not None and not self.continues:
+            parts += _following(left, _CUT_OFF.get(self.after, ""), private=private)
         return " ".join([*parts, _INVITATION])
 
     def _restored(self) -> str:
         """Return what is restored, as a user counts it."""
         left, found = self.handoff, list[str]()
         if left is not None and left.total:
-            found.append(left.plan_text())
+            found.append(f"{left.steps} of {counted(left.total, 'step')}")
         elif steps := self.restored.get("steps", 0) or self.restored.get("records", 0):
             found.append(counted(steps, "completed step"))
         for kind in ("decisions", "discoveries", "messages"):
@@ -176,6 +187,9 @@ class Resumption(BaseModel):
 _MAX_NAME: Final = 200
 _MAX_CALLS: Final = 3
 """Calls in flight that the summary names."""
+
+_MAX_GOAL_OF_PROMPT: Final = 2000
+"""Characters of a goal in a prompt."""
 
 _MAX_GOAL: Final = 300
 """Characters of a goal or title in a notice."""
@@ -207,11 +221,14 @@ def _doubts(left: Handoff, *, private: bool) -> list[str]:
     return [f"It is not certain whether this took effect: {'; '.join(named)}."]
 
 
-def _following(left: Handoff, *, private: bool) -> list[str]:
-    """Return a sentence on the next step of the plan; none without a plan."""
+def _following(left: Handoff, cut_off: str, *, private: bool) -> list[str]:
+    """Return a sentence on the next step of the plan; none without a plan.
+
+    cut_off: Its ending if the step had begun.
+    """
     if (step := left.next_step) is None:
         return ["Next: the end of the work."] if left.total and left.steps == left.total else []
     place = f"step {step.number} of {left.total}"
-    cut_off = ", which was cut off" if step in left.in_progress else ""
+    cut_off = cut_off if step in left.in_progress else ""
     title = "" if private else _title(step)
     return [f"Next: {title} ({place}){cut_off}." if title else f"Next: {place}{cut_off}."]

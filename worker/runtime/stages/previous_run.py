@@ -123,6 +123,7 @@ async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
         gap=None if at is None else max(0.0, (run.history.read_at - at) / 1000),
         restored=_restored(run.history, handoff),
         task=run.envelope.task,
+        goal=(not first and handoff is not None and handoff.goal) or goal_of(run),
         handoff=handoff,
         received=received,
     )

@@ -268,17 +268,22 @@ class Handoff(_Part):
         return "\n\n".join([*parts, *self.omissions()]) + "\n"
 
     def to_prompt(self) -> str:
-        """Return the form for a model that continues the work: sections that say something, without the head."""
-        parts = [f"Goal: {_flat(self.goal)}"] if self.goal else []
-        parts += [_flat(self.summary)] if self.summary else []
-        parts += ["Plan: " + self.plan_text()] if self.total else []
-        if completed := self._completed():
-            parts.append("\n".join(["Completed:", *completed]))
-        parts.append(self._continue())
+        """Return the form for a model that continues the work: what is done and next, then sections that say something.
+
+        A successor is told what the former task has done; it begins with steps of its own.
+        """
+        succeeds = self.why == "hand_off"
+        parts = [_flat(self.summary)] if self.summary else []
+        parts += [f"Plan: {self.plan_text()}."] if self.total and not succeeds else []
+        if completed := self.completed_lines():
+            parts.append("\n".join(["Completed by the former task:" if succeeds else "Completed:", *completed]))
+        parts += [self._stood()] if succeeds else [self.continue_text()]
         if self.inbox:
             parts.append("\n".join(["Messages that came meanwhile:", *map(_message, self.inbox)]))
-        parts += [f"## {title}\n\n" + "\n".join(lines) for title, lines in self.sections(brief=True) if lines]
-        return "\n\n".join([*parts, *self.omissions()])
+        titles = {"Waiting for": "Was waiting for"} if self.why == "waiting" else {}
+        for title, lines in self.sections(brief=True):
+            parts += [f"## {titles.get(title, title)}\n\n" + "\n".join(lines)] if lines else []
+        return "\n\n".join(part for part in [*parts, *self.omissions()] if part)
 
     def sections(self, *, brief: bool) -> list[tuple[str, list[str]]]:
         """Return the titles and lines of the sections. brief: without what `to_prompt` says before them."""
@@ -286,7 +291,10 @@ class Handoff(_Part):
             ("In progress", self._progress(brief=brief)),
             ("Decided and why", [_decision(made) for made in self.decisions]),
             ("Needs attention next", self._attention(brief=brief)),
-            ("Can wait", [f"- {_step(one)}" for one in self.pending[_NEXT:]] + [_line(one) for one in self.later]),
+            (
+                "Can wait",
+                [f"- {_step(step)}" for step in self._later(brief=brief)] + [_line(one) for one in self.later],
+            ),
             ("Waiting for", [_waiting(one) for one in self.waiting_on]),
         ]
         others = [
@@ -323,14 +331,19 @@ class Handoff(_Part):
         running = [step for step in self.in_progress if step.planned]
         return next(iter([*running, *self.pending]), None)
 
-    def _completed(self) -> list[str]:
+    def completed_lines(self) -> list[str]:
         """Return a line for each completed step that is listed, after one that counts the others."""
         others = self.steps - len(self.completed)
-        lines = [f"- {counted(others, 'earlier step')}"] if others > 0 and self.completed else []
+        lines = [f"- {counted(others, 'earlier step')}"] if others > 0 else []
         return lines + [_done(step) for step in self.completed]
 
-    def _continue(self) -> str:
-        """Return the sentence with which the list of completed steps ends."""
+    def _stood(self) -> str:
+        """Return where the plan of the former task stood; nothing without a plan."""
+        step = self.next_step
+        return "" if step is None else f"It stood at step {step.number} of {self.total}: {_step(step)}."
+
+    def continue_text(self) -> str:
+        """Return with which step the work continues."""
         ends = " Do not repeat completed steps." if self.steps else ""
         if (step := self.next_step) is not None:
             return f"Continue from step {step.number} of {self.total}: {_step(step)}.{ends}"
@@ -372,8 +385,11 @@ class Handoff(_Part):
         if not brief:
             lines += [_message(one) for one in self.inbox]
         lines += [_line(one) for one in self.attention]
-        following = [step for step in self.pending[:_NEXT] if not (brief and step == self.next_step)]
-        return lines + [f"- next: {_step(step)}" for step in following]
+        return lines + [f"- next: {_step(step)}" for step in self.pending[:_NEXT] if not brief]
+
+    def _later(self, *, brief: bool) -> Iterable[OpenStep]:
+        """Return the steps of the plan that can wait. brief: all but the next one."""
+        return self.pending[_NEXT:] if not brief else [step for step in self.pending if step != self.next_step]
 
 
 _NEXT: Final = 2
