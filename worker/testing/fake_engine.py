@@ -60,16 +60,18 @@ class _Milliseconds(Database):
     """Database whose keys expire in whole milliseconds, as those of Redis do: after, not at, the stored one."""
 
     def expired(self, item: Any) -> bool:
-        return item.expireat is not None and int(item.expireat * 1000 + 0.01) < int(self.time * 1000)
+        return item.expireat is not None and _millisecond(item.expireat) < _millisecond(self.time)
 
     def schedule_expiry(self, key: bytes, expireat: float | None) -> None:
         """Remove a key at once whose lifetime has ended when it is set, as with PEXPIRE key 0."""
         super().schedule_expiry(key, expireat)
-        if expireat is None:
-            return
-        # the second comparison rounds up near the end of a millisecond
-        if expireat <= self.time or int(expireat * 1000 + 0.01) <= int(self.time * 1000):
+        if expireat is not None and _millisecond(expireat) <= _millisecond(self.time):
             self._dict.pop(key, None)
+
+
+def _millisecond(seconds: float) -> int:
+    """Return the millisecond of a time. `at_time` keeps it away from the next one by more than the error of a float."""
+    return int(seconds * 1000)
 
 
 _LIST_PENDING: Final = StreamGroup.pending
