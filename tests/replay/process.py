@@ -51,6 +51,7 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
     import tests.replay.answers
     import tests.replay.children
     import tests.replay.ends
+    import tests.replay.streams
     import tests.replay.waits  # noqa: F401 - they add handlers
     from tests.replay.handlers import HANDLERS
 
@@ -64,6 +65,7 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
 def _main() -> None:
     import tests.replay.answers
     import tests.replay.ends
+    import tests.replay.streams
     import tests.replay.waits  # noqa: F401 - before the first fork
 
     for line in sys.stdin:

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from perdure.queues import Partition
 from perdure.queues.errors import Refused
 from perdure.queues.joins import sweep_notices
 from perdure.queues.keys import GROUP, Namespace
+from perdure.queues.stream_items import decode_item, stream_names
 from perdure.queues.transport.pipelining import Command, PipelinedConnection
 from perdure.queues.transport.scripts import queue_scripts
 from perdure.worker.durable.waiting import WaitBoard
@@ -33,7 +34,9 @@ from perdure.worker.log import logger
 from perdure.worker.middleware import CallNext
 from redis.exceptions import ConnectionError as ConnectionLost
 
+
 from tests.replay.journal import MUTED, STEPS, AttemptFailed, Journal, Observer
+from tests.support.emitted import visible
 
 Build = Callable[[App, Journal], Any]
 
@@ -122,6 +125,7 @@ class Handler:
         beyond: External calls that a retry adds.
         allowed: Checks the external calls of any rehearsal; returns what is wrong, or an empty text.
         expects: Its result.
+        streams: The visible items of its streams, in order; those of branches (`races`) in any order.
     """
 
     name: str
@@ -140,6 +144,7 @@ class Handler:
     beyond: Sequence[str] = ()
     allowed: Callable[[Counter[str]], str] = lambda effects: ""
     expects: Any = None
+    streams: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -151,6 +156,7 @@ class Seen:
         effects: External calls by name.
         runs: The lines of the journal, by run of the handler.
         writes, calls: How many there were until the end, for the next disturbances.
+        streams: The visible items of its streams.
     """
 
     result: str
@@ -158,6 +164,7 @@ class Seen:
     runs: list[list[dict[str, Any]]]
     writes: int
     calls: int
+    streams: dict[str, list[Any]] = field(default_factory=dict)
 
     def own(self, run: int = -1) -> list[str]:
         """Return what the handler's own asyncio task saw in a run, in order."""
@@ -358,8 +365,8 @@ class Rehearsal:
             if self.handler.enqueues:
                 self._expire_leases(client)
                 Process(None).run(lambda: self.work(observer))
-            result = self._stuck or self._result(client)
-        return Seen(result, self._effects(), self._runs(), writes, observer.calls)
+            result, streams = self._stuck or self._result(client), self._streams(client)
+        return Seen(result, self._effects(), self._runs(), writes, observer.calls, streams)
 
     async def enqueue(self, observer: Observer) -> None:
         app, task = self._app(observer)
@@ -442,6 +449,17 @@ class Rehearsal:
         failure = json.loads(error)
         return f"dead: {reason.decode()} {failure['error']}: {failure['message']}"
 
+    def _streams(self, client: redis.Redis) -> dict[str, list[Any]]:
+        """Return the visible items of each stream. Their numbers have no gap."""
+        found: dict[str, list[Any]] = {}
+        names: Any = client.hget(self._record, "streams")
+        for name in stream_names(names):
+            raw: Any = client.execute_command("XRANGE", self._partition.stream(self._task_id, name), "-", "+")
+            entries = [decode_item(entry, fields) for entry, fields in raw]
+            assert [entry.number for entry in entries] == [*range(1, len(entries) + 1)]
+            found[name] = [json.loads(item.data) for item in visible(entries)]
+        return found
+
     def _expire_leases(self, client: redis.Redis) -> None:
         """Let the leases of all deliveries expire, as if time had passed."""
         ready = self._partition.ready
@@ -484,6 +502,10 @@ def problems(handler: Handler, undisturbed: Seen, seen: Seen, disturbance: Distu
                 found.append(f"{name}: {seen.effects[name]} calls, undisturbed {undisturbed.effects[name]}")
     for number in range(0 if handler.undoes else len(seen.runs) - 1):
         found += _contradictions(seen.runs[number], seen.runs[number + 1 :])
+    for stream in {*handler.streams, *seen.streams}:
+        items, wanted = seen.streams.get(stream, []), handler.streams.get(stream, [])
+        if (sorted(items) != sorted(wanted)) if handler.races else items != wanted:
+            found.append(f"stream {stream} has {items}, not {wanted}")
     if problem := handler.allowed(seen.effects):
         found.append(problem)
     if handler.expects is not None and not handler.flaky and not _is(seen.result, handler.expects):
