@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 import anyio
 from pydantic import GetCoreSchemaHandler, TypeAdapter
@@ -37,7 +37,7 @@ from .errors import (
     TaskNotFound,
     Unavailable,
 )
-from .event_log import TaskEvent, dismiss_finding, read_events, walk_events
+from .event_log import TaskEvent, dismiss_finding, read_events
 from .inbox import InboxMessage, Sent, read_inbox, send_correction, send_message
 from .inspection.views import find_task
 from .junk import report_once, shown_bytes
@@ -54,9 +54,10 @@ from .transport.clients import is_denied
 from .transport.gateway import Gateway
 from .transport.large_values import LargeValue, read_large
 from .transport.scripts import queue_script
-from .transport.threadsafe_calls import blocking
+from .transport.threadsafe_calls import blocking, iterate_blocking
 
 if TYPE_CHECKING:
+    from .emitted_events import MergedEvents
     from .explanation.sentences import Explanation
     from .streams import StreamItem
     from .waits import AnswerReceipt, OpenWait
@@ -521,39 +522,74 @@ class TaskHandle(Generic[R]):
 
         return read_stream(self, self._gateway, self._notifications, stream_query(name, type, after, last))
 
-    async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncGenerator[TaskEvent]:
+    def events(
+        self, *, follow: bool = True, after: str = "0-0", include: Literal["emitted"] | None = None
+    ) -> AsyncGenerator[TaskEvent]:
         """Yield the task's events, oldest first; with `follow`, until the task has ended.
 
         With `follow`, each new progress that the handler reports is an event `progress`, which the log does not have.
 
         Args:
             after: Id of the event after which to start.
+            include: With `"emitted"`, the items of all streams of the task are events of this type, in the order of
+                time. Their data has `stream`, `kind` and `cursor`, and the `value` of an item.
+
+        Raises:
+            ValueError: `include` is anything else, or `after` is no id of an event.
         """
-        if not follow:
-            async for event in walk_events(self._gateway, self.partition, self.id, after=after):
-                yield event
-            return
-        async with self._subscription() as notifications:
-            reported: int | None = None
-            read = partial(read_events, self._gateway, self.partition, self.id, limit=_PAGE)
+        if include is None:
+            return self._events(None, after, follow=follow)
+        if include != "emitted":
+            raise ValueError(f"include must be 'emitted' or None, got {include!r}")
+        from .emitted_events import MergedEvents
+
+        merged = MergedEvents(self._gateway, self.partition, self.id, after)
+        return self._events(merged, after, follow=follow)
+
+    async def _events(self, merged: MergedEvents | None, after: str, *, follow: bool) -> AsyncGenerator[TaskEvent]:
+        read = partial(read_events, self._gateway, self.partition, self.id, limit=_PAGE)
+
+        async def read_page() -> tuple[list[TaskEvent], bool]:
+            if merged is not None:
+                return await merged.read()
+            page = await read(after=after)
+            return page, len(page) == _PAGE
+
+        changed, more = asyncio.Event(), True
+        reported: int | None = None
+        record: Record | None = None
+        async with AsyncExitStack() as stack:
+
+            async def subscribe(*channels: str) -> None:
+                watched = self._notifications.watch(channels, lambda *_: changed.set())
+                await stack.enter_async_context(watched)
+
+            if follow:
+                await retry_while_unavailable(partial(subscribe, self.partition.record(self.id)))
+            known: set[str] = set()
             while True:
-                record = await retry_while_unavailable(self.record)
+                changed.clear()
+                if follow:
+                    record = await retry_while_unavailable(self.record)
                 more = True
                 while more:
-                    page = await retry_while_unavailable(partial(read, after=after))
-                    more = len(page) == _PAGE
+                    page, more = await (retry_while_unavailable(read_page) if follow else read_page())
                     for event in page:
                         after = event.id
                         yield event
+                    if follow and merged is not None and (added := merged.streams - known):
+                        await retry_while_unavailable(partial(subscribe, *added))
+                        known |= added
+                        more = True  # since the read before the subscription
+                if record is None:
+                    return
                 if record.reported_at != reported and (progress := record.shown_progress()) is not None:
                     reported = record.reported_at
                     yield TaskEvent(after, progress.at, "progress", None, progress.summary(), task_id=self.id)
                 if record.state.terminal:
                     return
                 with anyio.move_on_after(_POLL_INTERVAL):
-                    await notifications.get()
-                    while not notifications.empty():
-                        notifications.get_nowait()
+                    await changed.wait()
 
     # synchronous calls
 
@@ -577,28 +613,19 @@ class TaskHandle(Generic[R]):
     resolve_step_sync = blocking(resolve_step, _run)
     pending_messages_sync = blocking(pending_messages, _run)
 
-    def _iterate(self, items: AsyncGenerator[T], instead: str) -> Iterator[T]:
-        async def next_item(_: object) -> T | None:
-            return await anext(items, None)
-
-        async def close(_: object) -> None:
-            await items.aclose()
-
-        try:
-            while (item := self._run(next_item, instead)) is not None:
-                yield item
-        finally:
-            self._run(close, instead)
-
-    def events_sync(self, *, follow: bool = True, after: str = "0-0") -> Iterator[TaskEvent]:
+    def events_sync(
+        self, *, follow: bool = True, after: str = "0-0", include: Literal["emitted"] | None = None
+    ) -> Iterator[TaskEvent]:
         """See `events`."""
-        return self._iterate(self.events(follow=follow, after=after), "events()")
+        events = self.events(follow=follow, after=after, include=include)
+        return iterate_blocking(events, self._gateway.sync_caller, "handle.events()")
 
     def stream_sync(
         self, name: str = "output", *, type: Any = Any, after: str | int | None = None, last: int | None = None
     ) -> Iterator[StreamItem]:
         """See `stream`."""
-        return self._iterate(self.stream(name, type=type, after=after, last=last), "stream(...)")
+        items = self.stream(name, type=type, after=after, last=last)
+        return iterate_blocking(items, self._gateway.sync_caller, "handle.stream(...)")
 
 
 _CANCEL: Final = queue_script("cancel")

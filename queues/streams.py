@@ -206,7 +206,9 @@ async def _start_of(handle: StreamedTask, query: StreamQuery) -> StreamedTask:
         current = following
         found = found or current.id == wanted
     if not found:
-        raise ValueError(f"after must be a cursor of task {handle.id} or of a successor of it, got one of task {wanted}")
+        raise ValueError(
+            f"after must be a cursor of task {handle.id} or of a successor of it, got one of task {wanted}"
+        )
     return current
 
 
@@ -358,7 +360,7 @@ class StreamTail:
         entries = await retry_while_unavailable(
             lambda: self._gateway.command("XREVRANGE", self._key, "+", "-", "COUNT", 1)
         )
-        return self._entry(*entries[0]).stored if entries else None
+        return self._opened(*entries[0]).stored if entries else None
 
     async def page(self, after: int) -> _Page:
         """Return items after a number, from memory if they are the newest. Readers at one place share a read."""
@@ -425,7 +427,7 @@ class StreamTail:
         place = entry_id(last.number)
         reads = [("HGET", self._record, "state"), ("XRANGE", self._key, place, place)]
         state, found = await retry_while_unavailable(lambda: self._gateway.pipeline(reads))
-        if state is None or [self._entry(*entry).stored for entry in found] == [last]:
+        if state is None or [self._opened(*entry).stored for entry in found] == [last]:
             return
         newest = await self.newest()
         number = 0 if newest is None else newest.number
@@ -467,20 +469,10 @@ class StreamTail:
                 self._ended = ended
         else:
             entries = await retry_while_unavailable(lambda: self._gateway.command(*read))
-        return _Page(after, [self._entry(*entry) for entry in entries], changes, len(entries) == _PAGE, ended)
+        return _Page(after, [self._opened(*entry) for entry in entries], changes, len(entries) == _PAGE, ended)
 
-    def _entry(self, name: bytes, fields: Sequence[bytes]) -> _Entry:
-        """Decode and decrypt an entry. What another program wrote is an item with a problem."""
-        try:
-            stored = decode_item(name, fields)
-        except ValueError as error:
-            return _Entry(StoredItem(int(name.partition(b"-")[0]), 0), b"", str(error))
-        if stored.cut:
-            return _Entry(stored, b"", None)
-        try:
-            return _Entry(stored, self._cipher.decrypt(stored.field(self.name), stored.data), None)
-        except DecryptionError as error:
-            return _Entry(stored, b"", str(error))
+    def _opened(self, entry: bytes, fields: Sequence[bytes]) -> _Entry:
+        return _opened(entry, fields, self.name, self._cipher)
 
 
 class _Reader:
@@ -549,29 +541,55 @@ class _Reader:
         self._position = number
         return StreamItem("cut_off", self.cursor, 0, self._tail.name, self._tail.task_id, reason="lost")
 
+    def _item(self, entry: _Entry) -> StreamItem:
+        return _item(entry, self._tail.name, self._tail.task_id, self._where, self._query.adapter)
+
     def _check_gap(self, number: int) -> None:
         if self._strict and number > self._position + 1:
             first, last = self._position + 1, number - 1
             raise StreamTrimmed(self._tail.task_id, self._tail.name, first, last, f"{last}{self._where}")
 
-    def _item(self, entry: _Entry) -> StreamItem:
-        stored, data, problem = entry
-        tail, cursor = self._tail, f"{stored.number}{self._where}"
-        if stored.cut == CUT_ALL:
-            return StreamItem("cut_off", cursor, stored.at, tail.name, tail.task_id, reason="replayed")
-        step, attempt = (None, None) if stored.key else (stored.unit, stored.attempt)
-        if stored.cut:
-            mark = partial(StreamItem, "cut_off", cursor, stored.at, tail.name, tail.task_id)
-            return mark(step=step, attempt=attempt, reason="retried")
-        value, adapter = None, self._query.adapter
-        if problem is None:
-            try:
-                value = from_json(data) if adapter is None else adapter.validate_json(data)
-            except ValueError as error:
-                problem = f"the value does not fit: {error}"
-        return StreamItem(
-            "item", cursor, stored.at, tail.name, tail.task_id, value=value, step=step, attempt=attempt, problem=problem
-        )
+
+def opened_items(
+    entries: Sequence[tuple[bytes, Sequence[bytes]]], name: str, task_id: str, cipher: TaskCipher
+) -> list[StreamItem]:
+    """Decode and decrypt entries of a stream."""
+    return [_item(_opened(*entry, name, cipher), name, task_id) for entry in entries]
+
+
+def _opened(entry: bytes, fields: Sequence[bytes], name: str, cipher: TaskCipher) -> _Entry:
+    """Decode and decrypt an entry. What another program wrote is an item with a problem."""
+    try:
+        stored = decode_item(entry, fields)
+    except ValueError as error:
+        return _Entry(StoredItem(int(entry.partition(b"-")[0]), 0), b"", str(error))
+    if stored.cut:
+        return _Entry(stored, b"", None)
+    try:
+        return _Entry(stored, cipher.decrypt(stored.field(name), stored.data), None)
+    except DecryptionError as error:
+        return _Entry(stored, b"", str(error))
+
+
+def _item(
+    entry: _Entry, name: str, task_id: str, where: str = "", adapter: TypeAdapter[Any] | None = None
+) -> StreamItem:
+    """Return an entry as readers get it. where: what the cursors of its task end with."""
+    stored, data, problem = entry
+    cursor = f"{stored.number}{where}"
+    if stored.cut == CUT_ALL:
+        return StreamItem("cut_off", cursor, stored.at, name, task_id, reason="replayed")
+    step, attempt = (None, None) if stored.key else (stored.unit, stored.attempt)
+    if stored.cut:
+        return StreamItem("cut_off", cursor, stored.at, name, task_id, step=step, attempt=attempt, reason="retried")
+    value = None
+    if problem is None:
+        try:
+            value = from_json(data) if adapter is None else adapter.validate_json(data)
+        except ValueError as error:
+            problem = f"the value does not fit: {error}"
+    item = partial(StreamItem, "item", cursor, stored.at, name, task_id, value)
+    return item(step=step, attempt=attempt, problem=problem)
 
 
 def _number(cursor: str) -> int:

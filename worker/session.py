@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 import orjson
@@ -34,7 +34,7 @@ from ..queues.sessions.record import (
 from ..queues.sessions.removal import forget_session
 from ..queues.sessions.turns import enqueue_turn, send_to_session, store_correction
 from ..queues.transport.backoff import retry_while_unavailable
-from ..queues.transport.threadsafe_calls import blocking
+from ..queues.transport.threadsafe_calls import blocking, iterate_blocking
 from .agent_task import AgentTask
 from .agents.agent import S
 from .agents.journal.history import CannotCorrect, corrected
@@ -43,10 +43,17 @@ from .agents.resume_notice import NOTE
 from .errors import InvalidArguments, StateMismatch, first_problem
 from .middleware import EnqueueCall
 
+if TYPE_CHECKING:
+    from ..queues.handle import TaskHandle
+    from ..queues.streams import StreamItem, StreamQuery
+
 T = TypeVar("T")
 
 _POLL_INTERVAL: Final = 30.0
 """Seconds after which a waiter reads the session without a notification."""
+
+_CLAIMED_INTERVAL: Final = 0.1
+"""The same for a turn that is claimed, but has no task yet: nothing says when it is stored."""
 
 
 class Session(Generic[S]):
@@ -299,6 +306,59 @@ class TurnHandle:
             raise TaskCancelled(self.task_id)
         raise TaskFailed(self.task_id, reason, {})
 
+    def stream(
+        self, name: str = "output", *, type: Any = Any, after: str | int | None = None, last: int | None = None
+    ) -> AsyncGenerator[StreamItem]:
+        """Follow a stream of the turn (`ctx.emit`) until the turn has ended. Waits until it begins.
+
+        The arguments, the items and the other errors are those of `TaskHandle.stream`.
+
+        Raises:
+            SessionFailed: An earlier turn is a dead letter.
+            SessionNotFound: The session was forgotten before the turn began.
+        """
+        from ..queues.streams import stream_query
+
+        return self._stream(stream_query(name, type, after, last))
+
+    async def _stream(self, query: StreamQuery) -> AsyncGenerator[StreamItem]:
+        from ..queues.streams import StreamItem, read_stream
+
+        producer = self._producer
+        handle = await self._begun()
+        if handle is not None:
+            async for item in read_stream(handle, producer.gateway, producer.notifications, query):
+                yield item
+            return
+        number = 0 if query.after is None else query.after.number
+        end = partial(StreamItem, "end", str(number), 0, query.name, self.task_id)
+        try:
+            yield end(state="succeeded", result=await self.result())
+        except TaskCancelled as error:
+            yield end(state="cancelled", error=str(error), error_type="TaskCancelled")
+        except TaskFailed as error:
+            yield end(state="dead", error=str(error), error_type="TaskFailed", reason=error.reason)
+
+    async def _begun(self) -> TaskHandle[Any] | None:
+        """Wait until the turn has a task, and return it; None if the turn has ended, and the task is gone."""
+        producer, find = self._producer, partial(find_task, self._producer.gateway, self._producer.namespace)
+        async with AsyncExitStack() as stack:
+            listening = partial(producer.notifications.listen, self._address.session)
+            notifications = await retry_while_unavailable(lambda: stack.enter_async_context(listening()))
+            while True:
+                record = await retry_while_unavailable(self._read)
+                if record.turn >= self.number:
+                    partition = await retry_while_unavailable(partial(find, self.task_id, record.queue))
+                    if partition is not None:
+                        return producer.handle_at(self.task_id, partition, self._decode)
+                    if record.ended >= self.number or record.failed is not None:
+                        return None
+                elif record.failed is not None:
+                    await self._raise_failure(record)
+                claimed = record.turn >= self.number  # the process that claimed it is about to store its task
+                with anyio.move_on_after(_CLAIMED_INTERVAL if claimed else _POLL_INTERVAL):
+                    await notifications.get()
+
     async def notice(self) -> str:
         """Return the note for the user about the last interruption of the turn so far; empty if there was none.
 
@@ -344,6 +404,13 @@ class TurnHandle:
 
     result_sync = blocking(result, _run)
     notice_sync = blocking(notice, _run)
+
+    def stream_sync(
+        self, name: str = "output", *, type: Any = Any, after: str | int | None = None, last: int | None = None
+    ) -> Iterator[StreamItem]:
+        """See `stream`."""
+        items = self.stream(name, type=type, after=after, last=last)
+        return iterate_blocking(items, self._producer.gateway.sync_caller, "turn.stream(...)")
 
 
 _TRIES: Final = 20

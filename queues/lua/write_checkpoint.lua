@@ -69,6 +69,7 @@ if KEYS[8] then
     if not string.find(' ' .. names .. ' ', ' ' .. name .. ' ', 1, true) then
       names = names == '' and name or names .. ' ' .. name
       redis.call('HSET', KEYS[2], 'streams', names)
+      redis.call('PUBLISH', KEYS[2], 'stream')
       redis.call('PERSIST', stream.key)
     end
     local function add(call)

@@ -12,7 +12,7 @@ import inspect
 import operator
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -117,6 +117,21 @@ class ThreadsafeCaller:
             "the event loop of the connection has ended: keep the app open for the call, or find the task again by its "
             "id, with app.sync().find(task_id)"
         )
+
+
+def iterate_blocking(items: AsyncGenerator[R], caller: ThreadsafeCaller, instead: str) -> Iterator[R]:
+    """Yield what an asynchronous generator yields on its event loop. instead: see `ThreadsafeCaller.call`."""
+
+    async def next_item() -> tuple[R, ...]:
+        async for item in items:
+            return (item,)
+        return ()
+
+    try:
+        while item := caller.call(next_item, instead):
+            yield item[0]
+    finally:
+        caller.call(items.aclose, instead)
 
 
 class BackgroundLoop:

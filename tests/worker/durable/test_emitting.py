@@ -25,8 +25,8 @@ from perdure import (
     current_step,
 )
 from perdure.deadletter.replay import Replay, replay
-from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues import generate_key
+from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.errors import PayloadTooLarge
 from perdure.queues.stream_items import CUT_ALL, ITEM_BYTES
 from perdure.testing import make_context
@@ -697,7 +697,7 @@ async def test_a_queue_of_the_name_record(app: App) -> None:
 
     running = await work.enqueue()
     await work_off(app, queues=["record"])
-    assert 0 < await redis_command(app, "PTTL", running.partition.stream(running.id, "output"))
+    assert await redis_command(app, "PTTL", running.partition.stream(running.id, "output")) > 0
 
 
 async def test_a_cancelled_task_keeps_its_items(app: App) -> None:
@@ -711,7 +711,7 @@ async def test_a_cancelled_task_keeps_its_items(app: App) -> None:
     await wait_until(lambda: _is_waiting(running), "the task waits")
     await running.cancel()
     assert await values_of(app, running) == ["a"]
-    assert 0 < await redis_command(app, "PTTL", running.partition.stream(running.id, "output"))
+    assert await redis_command(app, "PTTL", running.partition.stream(running.id, "output")) > 0
 
 
 async def _is_waiting(handle: TaskHandle[Any]) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
+import orjson
+import typer
 
 from ....queues.envelope import shown_data
 from ....queues.errors import TaskOutcome
@@ -14,16 +16,18 @@ from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.wording import counted
 from ..support.connection import TaskOptions, connected
-from ..support.errors import Failed
+from ..support.errors import Failed, Misuse
 from ..support.events_text import describe_event, progress_text
 from ..support.options import in_duration
-from ..support.output import AsJson, Styled, state_text, stdout
+from ..support.output import AsJson, Styled, state_text, stdout, timestamp
 from ..support.runner import Output, line
 from ..support.terminal import clean, clean_json
 
 if TYPE_CHECKING:  # rich is imported where something is drawn
     from rich.console import RenderableType
     from rich.live import Live
+
+    from ....queues.streams import StreamItem
 
 _BAR: Final = 30
 """Characters of the progress bar."""
@@ -73,6 +77,22 @@ def _spinner(record: Record) -> RenderableType:
         Text(clean(progress_text(progress.summary()))),
     )
     return Group(spinner, row)
+
+
+def _shown(item: StreamItem) -> Styled:
+    """Return an item of a stream as one line."""
+    if item.kind == "end":
+        text = f"{item.state}{f': {item.error_type}: {item.error}' if item.error else ''}"
+        return Styled(f"{text} ({item.problem})" if item.problem else text, state_text(item.state or "").style)
+    at = timestamp(item.at) if item.at else ""
+    place = f"{at}  #{item.cursor}{f' {item.step}' if item.step else ''}"
+    if item.kind == "cut_off":
+        void = {"retried": f"items up to try {item.attempt}", "replayed": "all items", "lost": "items after this one"}
+        return Styled(f"{place}  void: {void.get(item.reason or '', '')} ({item.reason})", "dim")
+    if item.problem is not None:
+        return Styled(f"{place}  (cannot be read: {item.problem})", "")
+    value = item.value if isinstance(item.value, str) else orjson.dumps(item.value, default=str).decode()
+    return Styled(f"{place}  {value!r}" if not value.isprintable() else f"{place}  {value}", "")
 
 
 def _outcome(record: Record) -> Styled:
@@ -125,15 +145,43 @@ async def _outcome_of(handle: TaskHandle[Any]) -> dict[str, Any]:
 
 
 @connected
-async def watch(producer: Producer, task: TaskOptions, *, json: AsJson = False) -> AsyncIterator[Output]:
+async def watch(
+    producer: Producer,
+    task: TaskOptions,
+    *,
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Print the items of this stream in place of events.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="With --stream: start after the item with this cursor.")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="With --stream: of the stored items, only the last N.")
+    ] = None,
+    json: AsJson = False,
+) -> AsyncIterator[Output]:
     """Print the events of a task as they happen, until it ends.
 
-    Exits with 0 if the task succeeded, else with 1. With --json: one line
-    per event, then one with the task.
+    With --stream, print what its handler emits into a stream. Exits with 0
+    if the task succeeded, else with 1. With --json: one line per event or
+    item, then one with the task, or with the end of the stream.
 
     Example: perdure task watch 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+
+    Example: perdure task watch 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --stream tokens --last 20
     """
+    if stream is None and (after is not None or last is not None):
+        raise Misuse("--after and --last are for the items of a stream: give --stream as well")
     handle = await task.find(producer)
+    if stream is not None:
+        try:
+            async for item in handle.stream(stream, after=after, last=last):
+                yield Output([item.summary()], _shown(item), lines=True)
+                if item.kind == "end" and item.state != "succeeded":
+                    raise Failed(f"task {item.task_id} did not succeed: it is {item.state}")
+        except ValueError as error:
+            raise Misuse(str(error)) from error
+        return
     if not json and stdout().is_terminal:
         await _live(handle)
     else:

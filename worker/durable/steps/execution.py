@@ -36,8 +36,8 @@ from ...errors import (
     UnserialisableResult,
 )
 from ...log import log_wait, logger
-from ..handler_task import GENERATOR_EXIT, is_closing
 from ..emitting import begin_unit, end_unit
+from ..handler_task import GENERATOR_EXIT, is_closing
 from ..journal.failure_record import is_unhandled
 from ..journal.run_events import StepFailed, StepOutdated, StepStarted
 from ..journal.step_record import FAILURE, MISREAD, StepRecord

@@ -1,0 +1,104 @@
+"""The event log and the streams of a task as one sequence of events, by time.
+
+The order is that of the milliseconds of Redis' clock; within one, events of the log come first, then items by the name
+of their stream and their number. It is the same for each reader at any time: a read begins with TIME, and leaves what
+was stored since then to the next one, so that nothing which belongs before an event appears after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from .event_log import TaskEvent, opened_events
+from .keys import Partition
+from .stream_items import check_stream, stream_names
+from .streams import StreamItem, opened_items
+from .transport.gateway import Gateway
+from .transport.scripts import milliseconds
+
+EMITTED: Final = "emitted"
+"""Type of the event of an item."""
+
+_PAGE: Final = 50
+"""Entries of each key that are read at once: each may be as large as the payload limit."""
+
+_ID: Final = re.compile(r"([0-9]{1,16})-([0-9]{1,20})(?:@(.+))?", re.DOTALL)
+
+
+class _Place(NamedTuple):
+    """Place of an event in the sequence. stream: "" for the log. number: of the item, or within the millisecond."""
+
+    at: int
+    stream: str
+    number: int
+
+
+class MergedEvents:
+    """A reader of the log and of all streams of a task.
+
+    Attributes:
+        streams: keys of the streams that the task had at the last read.
+    """
+
+    def __init__(self, gateway: Gateway, partition: Partition, task_id: str, after: str) -> None:
+        """after: id of the event after which it starts. Raises `ValueError` if it is none."""
+        if (found := _ID.fullmatch(after)) is None:
+            raise ValueError(f"after must be the id of an event, got {after!r}")
+        name = "" if found[3] is None else check_stream(found[3])
+        self._after = _Place(int(found[1]), name, int(found[2]))
+        self._gateway, self._partition, self._task_id = gateway, partition, task_id
+        self._numbers: dict[str, int] = {}
+        self.streams: frozenset[str] = frozenset()
+
+    async def read(self) -> tuple[list[TaskEvent], bool]:
+        """Return the next events, and whether there may be more that were stored before this call."""
+        record, after = self._partition.record(self._task_id), self._after
+        names = stream_names(await self._gateway.command("HGET", record, "streams"))
+        keys = [self._partition.stream(self._task_id, name) for name in names]
+        self.streams = frozenset(keys)
+        start = f"({after.at}-{2**64 - 1 if after.stream else after.number}"
+        time, log, *streams = await self._gateway.pipeline(
+            [
+                ("TIME",),
+                ("XRANGE", self._partition.log(self._task_id), start, "+", "COUNT", _PAGE),
+                *(
+                    ("XRANGE", key, f"{self._numbers.get(name, 0)}-1", "+", "COUNT", _PAGE)
+                    for name, key in zip(names, keys, strict=True)
+                ),
+            ],
+            node_of=record,
+        )
+        cipher = self._gateway.encryptor.of(self._partition, self._task_id)
+        parts = [[(_log_place(event), event) for event in opened_events(log, self._task_id, cipher)]]
+        for name, entries in zip(names, streams, strict=True):
+            parts.append([*_placed(opened_items(entries, name, self._task_id, cipher))])
+        full = [part[-1][0] for part in parts if len(part) == _PAGE]
+        now = milliseconds(time)
+        taken, found = list[TaskEvent](), sorted((pair for part in parts for pair in part), key=lambda pair: pair[0])
+        for place, event in found:
+            if place.at >= now or (full and place > min(full)):
+                return taken, True
+            if place.stream:
+                self._numbers[place.stream] = place.number
+            if place > after:
+                self._after = place
+                taken.append(event)
+        return taken, bool(full)
+
+
+def _log_place(event: TaskEvent) -> _Place:
+    return _Place(event.at, "", int(event.id.partition("-")[2]))
+
+
+def _placed(items: Sequence[StreamItem]) -> Iterator[tuple[_Place, TaskEvent]]:
+    """Yield events of items with their places. If Redis' clock was set back, they keep the order of their numbers."""
+    at = 0
+    for item in items:
+        at = max(at, item.at)
+        data: dict[str, Any] = {"stream": item.stream, "cursor": item.cursor, "kind": item.kind}
+        data |= {"value": item.value} if item.kind == "item" else {"attempt": item.attempt, "reason": item.reason}
+        identity = f"{at}-{item.cursor}@{item.stream}"
+        event = TaskEvent(identity, at, EMITTED, item.step, data, problem=item.problem, task_id=item.task_id)
+        yield _Place(at, item.stream, int(item.cursor)), event
