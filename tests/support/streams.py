@@ -15,8 +15,12 @@ from perdure.queues.transport.pipelining import Argument
 class StreamWriter:
     """Writer of one stream of a task. It notifies the readers of each write."""
 
-    def __init__(self, gateway: Gateway, handle: TaskHandle[Any], name: str = "output", *, kept: int = 10_000) -> None:
+    def __init__(
+        self, gateway: Gateway, handle: TaskHandle[Any], name: str = "output", *, kept: int = 10_000, pace: int = 1
+    ) -> None:
+        """kept: items that the stream keeps. pace: milliseconds between two items."""
         self.number = 0
+        self._pace = pace
         self.key = handle.partition.stream(handle.id, name)
         self._record = handle.partition.record(handle.id)
         self._gateway, self._name, self._kept = gateway, name, kept
@@ -41,7 +45,7 @@ class StreamWriter:
     def _write(self, *fields: Argument) -> Sequence[Argument]:
         self.number += 1
         limit = ("MAXLEN", self._kept)
-        return ("XADD", self.key, *limit, f"{self.number}-0", "t", 1_700_000_000_000 + self.number, *fields)
+        return ("XADD", self.key, *limit, f"{self.number}-0", "t", 1_700_000_000_000 + self._pace * self.number, *fields)
 
     async def _send(self, writes: list[Sequence[Argument]]) -> None:
         names = ("HSET", self._record, "streams", self._name)
