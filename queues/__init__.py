@@ -7,7 +7,7 @@
 | `doubts` | risky steps that were cut off, and decisions about them |
 | `step_failures` | recorded failures of steps: how they show, and their removal |
 | `handle` | status, result, events and cancellation of a task |
-| `inbox`, `waits` | messages to tasks; what tasks wait for, and the answers |
+| `inbox`, `waits`, `values` | messages to tasks; what tasks wait for, and the answers; named values of tasks |
 | `streams` | readers of the streams of tasks |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
 | `member_registry` | members with an entry that expires, tolerant of foreign bytes |
@@ -59,6 +59,7 @@ from .errors import (
     TaskNotFound,
     Unavailable,
     UnreadableEnvelope,
+    ValueRefused,
     WaitNotFound,
 )
 from .event_log import TaskEvent
@@ -116,6 +117,7 @@ __all__ = [
     "TaskNotFound",
     "Unavailable",
     "UnreadableEnvelope",
+    "ValueRefused",
     "WaitNotFound",
     "WorkerInfo",
     "find_task",

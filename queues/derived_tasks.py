@@ -34,6 +34,7 @@ from .transport.large_results import stored_record
 from .transport.large_values import UPLOAD_ATTEMPTS, FieldUpload, LogUpload, read_arguments, store_with_upload
 from .transport.pipelining import Argument
 from .transport.scripts import pairs, queue_script
+from .values import NamedValue, copied_values, value_kind
 from .wording import listed
 
 _SUCCESSOR = queue_script("enqueue_successor")
@@ -52,7 +53,7 @@ class Successor:
     """The task that continues the work of another one.
 
     arguments: JSON. handoff: field of the checkpoint for the handoff document, and its value. source: id of the task
-    that is continued, and a token of this one call.
+    that is continued, and a token of this one call. values: those of that task.
     """
 
     envelope: Envelope
@@ -60,6 +61,7 @@ class Successor:
     arguments: bytes
     handoff: tuple[str, bytes]
     source: str
+    values: Sequence[NamedValue] = ()
 
 
 async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: Successor) -> Partition:
@@ -73,18 +75,19 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
     cipher = gateway.encryptor.of(namespace.partition(successor.queue), task_id)
     plain = TaskMessage(task_id, successor.envelope.encode(), successor.arguments, spread(task_id), own_id=True)
     message = plain.encrypted(cipher, store=gateway.value_store)
-    args = (
+    args: tuple[Argument, ...] = (
         message.envelope,
         message.arguments,
         successor.source,
         f"s:{name}",
         cipher.encrypt(f"s:{name}", value),
         task_id,
+        *copied_values(successor.values, cipher),
     )
 
     async def store(partition: Partition) -> bool:
         keys = [partition.ready, partition.closed, partition.record(task_id), partition.steps(task_id)]
-        keys.append(partition.timeline)
+        keys += (partition.timeline, partition.inbox(task_id))
         answer = await store_with_upload(
             gateway, partition, message.large, lambda uploads: gateway.run(_SUCCESSOR, [*keys, *uploads], args)
         )
@@ -118,7 +121,7 @@ class TaskPast:
         events, entries: Numbers of its last event and its last entry.
         format: Data format that a worker must know to read the checkpoint; None for 1.
         fields: Names and values of checkpoint fields, step records with large results as a whole. No name occurs twice.
-        inbox: Names and values of inbox fields; messages decrypted, after their time and a space.
+        inbox: Names and values of inbox fields; messages and values decrypted, after their number and a space.
         log: Entries of the log, oldest first, with decrypted data. The id `*` is the time of Redis.
     """
 
@@ -370,6 +373,7 @@ async def _upload_past(
         await log.add(entry, {**values, **data})
     for name, value in past.inbox:
         at, space, content = value.partition(b" ")
-        await inbox.put(name, at + space + cipher.encrypt(MESSAGE, content) if name.startswith("m:") else value)
+        sealed = MESSAGE if name.startswith("m:") else value_kind(name[2:]) if name.startswith("v:") else None
+        await inbox.put(name, value if sealed is None else at + space + cipher.encrypt(sealed, content))
     for upload in (steps, log, inbox):
         await upload.flush()

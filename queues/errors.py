@@ -32,6 +32,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── CannotResolve           a person's decision about a step cannot be stored
 │   ├── InboxFull               the task has too many unread messages
 │   ├── TaskEnded               the task has ended and reads no messages
+│   ├── ValueRefused            a named value of a task cannot be set: it is too large, or one too many
 │   ├── AnswerRefused           a wait takes no answer: it has one, was closed, or its time has passed
 │   │   ├── WaitNotFound        the task has no open wait of this id or token, or several of this name
 │   │   └── InvalidAnswer       the answer does not fit the JSON schema of the wait
@@ -363,11 +364,15 @@ class InboxFull(QueueError):
 
 
 class TaskEnded(QueueError):
-    """The task has ended and reads no messages; nothing was sent. `state` is `succeeded` or `cancelled`."""
+    """The task has ended, and takes no messages, answers and values; nothing was sent. `state` is `succeeded` or `cancelled`."""
 
     def __init__(self, task_id: str, state: str, what: str = "reads no more messages") -> None:
         super().__init__(f"task {task_id} {what}: it is {state}")
         self.task_id, self.state = task_id, state
+
+
+class ValueRefused(QueueError, ValueError):
+    """A named value of a task is too large, or one too many. Nothing was stored."""
 
 
 class AnswerRefused(QueueError):

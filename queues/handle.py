@@ -44,7 +44,7 @@ from .junk import report_once, shown_bytes
 from .keys import GROUP, RESERVED, Namespace, Partition
 from .open_joins import awaited_joins, stop_join
 from .partitions.route import registered_retention
-from .pubsub import TaskNotifications
+from .pubsub import LOST, TaskNotifications
 from .records import Progress, Record, State, read_record
 from .runtime import RUNTIME
 from .security.encryption import RESULT, RESULT_CHUNKS
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .emitted_events import MergedEvents
     from .explanation.sentences import Explanation
     from .streams import StreamItem
+    from .values import NamedValue, ValueReceipt
     from .waits import AnswerReceipt, OpenWait
 
 R = TypeVar("R")
@@ -87,6 +88,9 @@ _FIRST_READ: Final = 1.0
 
 _PROGRESS: Final = b"progress"
 """Notification of new progress."""
+
+_VALUE_NEWS: Final = frozenset({b"value", LOST})
+"""Notifications after which a follower reads the named values."""
 
 _PAGE: Final = 200
 """Events that are read at once."""
@@ -425,6 +429,38 @@ class TaskHandle(Generic[R]):
 
         return (await read_live_waits(self._gateway, self.partition, self.id)).open
 
+    async def values(self) -> dict[str, Any]:
+        """Return the named values of the task (`ctx.values`), or of its last successor.
+
+        Raises:
+            TaskNotFound: There is no such task.
+            DecryptionError: This process cannot decrypt one of them.
+            UnreadableRecord: Another program has changed one of them.
+        """
+        from .values import read_task_values
+
+        found = await read_task_values(self._gateway, self.partition, self.id, strict=True)
+        return {value.name: value.value for value in found}
+
+    async def update(self, name: str, value: Any, *, by: str = "") -> ValueReceipt:
+        """Set a named value of the task, which its handler reads with `ctx.values.get(name)`. The later change counts.
+
+        Args:
+            name: 1 to 64 letters, digits, `.`, `_` or `-`. A task has at most 64 values.
+            value: JSON data or a model, at most 64 KiB.
+            by: Name of the person or program.
+
+        Raises:
+            TaskNotFound, TaskEnded: There is no such task, or it has succeeded or was cancelled.
+            ValueRefused: The value is too large, or one too many.
+            NoKey: See there.
+            TypeError: The value is not JSON.
+            ValueError: The name is not valid.
+        """
+        from .values import update_value
+
+        return await update_value(self._gateway, self.partition, self.id, name, value, by=by)
+
     async def correct(
         self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False
     ) -> Sent:
@@ -527,7 +563,9 @@ class TaskHandle(Generic[R]):
     ) -> AsyncGenerator[TaskEvent]:
         """Yield the task's events, oldest first; with `follow`, until the task has ended.
 
-        With `follow`, each new progress that the handler reports is an event `progress`, which the log does not have.
+        With `follow`, each new progress that the handler reports is an event `progress`, and each change of a named
+        value an event `value_set` with name, value and sender. The log does not have these. The first are those that
+        there are; of changes in quick succession, the last one is seen.
 
         Args:
             after: Id of the event after which to start.
@@ -558,10 +596,16 @@ class TaskHandle(Generic[R]):
         changed, more = asyncio.Event(), True
         reported: int | None = None
         record: Record | None = None
+        news, values_read = {LOST}, 0
+
+        def notice(channel: bytes, message: bytes) -> None:
+            news.add(message)
+            changed.set()
+
         async with AsyncExitStack() as stack:
 
             async def subscribe(*channels: str) -> None:
-                watched = self._notifications.watch(channels, lambda *_: changed.set())
+                watched = self._notifications.watch(channels, notice)
                 await stack.enter_async_context(watched)
 
             if follow:
@@ -569,6 +613,8 @@ class TaskHandle(Generic[R]):
             known: set[str] = set()
             while True:
                 changed.clear()
+                seen = news.copy()
+                news.clear()
                 if follow:
                     record = await retry_while_unavailable(self.record)
                 more = True
@@ -586,10 +632,25 @@ class TaskHandle(Generic[R]):
                 if record.reported_at != reported and (progress := record.shown_progress()) is not None:
                     reported = record.reported_at
                     yield TaskEvent(after, progress.at, "progress", None, progress.summary(), task_id=self.id)
+                if record.state.terminal or not seen.isdisjoint(_VALUE_NEWS):
+                    values_read, values = await self._changed_values(values_read)
+                    for value in values:
+                        data = {"name": value.name, "value": value.value, "by": value.by}
+                        yield TaskEvent(
+                            after, value.at, "value_set", None, data, problem=value.problem, task_id=self.id
+                        )
                 if record.state.terminal:
                     return
                 with anyio.move_on_after(_POLL_INTERVAL):
                     await changed.wait()
+                if not news:
+                    news.add(LOST)
+
+    async def _changed_values(self, after: int) -> tuple[int, list[NamedValue]]:
+        from .values import read_changes
+
+        read = partial(read_changes, self._gateway, self.partition, self.id, after=after)
+        return await retry_while_unavailable(read)
 
     # synchronous calls
 
@@ -607,6 +668,8 @@ class TaskHandle(Generic[R]):
     send_sync = blocking(send, _run)
     answer_sync = blocking(answer, _run)
     waits_sync = blocking(waits, _run)
+    values_sync = blocking(values, _run)
+    update_sync = blocking(update, _run)
     correct_sync = blocking(correct, _run)
     dismiss_sync = blocking(dismiss, _run)
     doubts_sync = blocking(doubts, _run)

@@ -11,7 +11,7 @@ each script that gives the record a TTL gives it to the inbox, too. Fields:
     used       the first messages that were all used
     last       number of the last message
 
-and those of the waits of the task, see waits.py.
+and those of the waits and the values of the task, see waits.py and values.py.
 
 A number is the time of the send, or the number after the last one. So a server that has lost its last writes does not
 give one of their numbers to another message, and a run that has used the lost one does not skip the other.

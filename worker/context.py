@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .artifacts.task_artifacts import Artifacts
     from .durable.first import First
     from .durable.saga import Saga
+    from .durable.values import Values
     from .memory.task_memory import TaskMemory
     from .workspace.shared_workspace import SharedWorkspace
     from .workspace.task_workspace import Workspace
@@ -197,6 +198,13 @@ class Context(TaskInfo, StepCaller):
         from .workspace.shared_workspace import SharedWorkspace
 
         return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id, run=self._run)
+
+    @property
+    def values(self) -> Values:
+        """Named values that pages read and write while the task runs: `handle.values()`, `handle.update(...)`."""
+        from .durable.values import Values
+
+        return Values(self._run, self._options.durability)
 
     @property
     def artifacts(self) -> Artifacts:

@@ -21,7 +21,15 @@ from .errors import StepDefinitionError, TaskDefinitionError
 if TYPE_CHECKING:
     from .durable.first import First
     from .durable.saga import Saga
-    from .sync_parts import SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWait, SyncWorkspace
+    from .sync_parts import (
+        SyncArtifacts,
+        SyncMemory,
+        SyncResumeInfo,
+        SyncSharedWorkspace,
+        SyncValues,
+        SyncWait,
+        SyncWorkspace,
+    )
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -137,6 +145,13 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
         from .sync_parts import SyncArtifacts
 
         return SyncArtifacts(self._wrapped.artifacts)
+
+    @property
+    def values(self) -> SyncValues:
+        """Named values that pages read and write while the task runs."""
+        from .sync_parts import SyncValues
+
+        return SyncValues(self._wrapped.values)
 
     @property
     def workspace(self) -> SyncWorkspace:

@@ -14,6 +14,7 @@ from .durable.journal.event import Event
 from .durable.journal.handoff.document import Handoff
 from .durable.sync.blocking import Blocking, blocking
 from .durable.sync.session import call_in_loop
+from .durable.values import Values
 from .memory.task_memory import TaskMemory
 from .workspace.shared_workspace import SharedWorkspace
 from .workspace.task_workspace import Workspace
@@ -32,6 +33,13 @@ class SyncMemory(Blocking[TaskMemory]):
     profile = blocking(TaskMemory.profile)
     touch = blocking(TaskMemory.touch)
     forget = blocking(TaskMemory.forget)
+
+
+class SyncValues(Blocking[Values]):
+    """Named values of the running task; see `Values`."""
+
+    get = blocking(Values.get)
+    set = blocking(Values.set)
 
 
 class SyncWorkspace(Blocking[Workspace]):

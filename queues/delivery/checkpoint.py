@@ -55,6 +55,8 @@ class Kind(StrEnum):
     """A wait is opened, or opened again without the answer that it has: `step` is its id, `log` its limits."""
     WAIT_CLOSED = "answered"
     """A wait is closed: `step` is its id, `value` the digest of its answer's id, empty without an answer."""
+    VALUE = "value"
+    """A named value of the task is set: `step` is its name."""
     TRANSFERRED = "moved"
     """The task has a successor, which gets the messages from now on: `value` is its id."""
     EMITTED = "emitted"
@@ -97,8 +99,9 @@ _FIELD_PREFIX = {
     Kind.SAVED: "s",
     Kind.EMITTING: "e",
     Kind.WAIT: "wait",
+    Kind.VALUE: "value",
 }
-"""Prefixes of the fields of a step hash, and of the kind as which a wait is encrypted."""
+"""Prefixes of the fields of a step hash, and of the kinds as which waits and values are encrypted."""
 
 _DELETED_EMPTY: Final = frozenset({Kind.INTENT, Kind.EMITTING})
 """Kinds of which an empty value deletes the field."""
@@ -453,7 +456,7 @@ async def read_mark(gateway: Gateway, partition: Partition, task_id: str) -> tup
     fields, counts, newest = await gateway.pipeline(
         [
             ("HMGET", record, "state", "events", "entries", "settled", "replays", "dead", "waits"),
-            ("HMGET", partition.inbox(task_id), "sent", "used", "last"),
+            ("HMGET", partition.inbox(task_id), "sent", "used", "last", "changed"),
             ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", 1),
         ],
         node_of=record,

@@ -2,14 +2,14 @@
 -- Cancel a task that continues on another deployment, if nothing has changed it since it was read.
 -- KEYS  record, steps, log, due set, retentions, inbox, control, timeline, dead-letter stream
 -- ARGV  task id, retention in milliseconds, the same rounded up to one that is registered, data of the event, then what
---       the caller has read: state, events, entries, settled, replays, dead, waits of the record, sent, used, last of
---       the inbox, id of the last entry of the log
+--       the caller has read: state, events, entries, settled, replays, dead, waits of the record, sent, used, last,
+--       changed of the inbox, id of the last entry of the log
 -- returns  1 cancelled; 0 refused: a worker has the task or may take it, it has ended, something has changed, or
 --          tasks wait for its end
 -- Atomic: no run, message, edit or replay comes between the comparison and the cancellation. Not idempotent: after a
 -- lost reply the second call is refused.
 local now = redis.call('HMGET', KEYS[1], 'state', 'events', 'entries', 'settled', 'replays', 'dead', 'waits')
-for _, value in ipairs(redis.call('HMGET', KEYS[6], 'sent', 'used', 'last')) do
+for _, value in ipairs(redis.call('HMGET', KEYS[6], 'sent', 'used', 'last', 'changed')) do
   now[#now + 1] = value
 end
 local newest = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
@@ -18,7 +18,7 @@ local needed = now[1] == 'scheduled' and 'watchers' or 'kept'
 if (now[1] ~= 'scheduled' and now[1] ~= 'dead') or redis.call('HEXISTS', KEYS[1], needed) == 1 then
   return 0
 end
-for i = 1, 11 do
+for i = 1, 12 do
   if (now[i] or '') ~= ARGV[4 + i] then
     return 0
   end

@@ -6,18 +6,18 @@
 -- returns  {position after which to read next ('' at the end), fields that no sender wrote, at least, then of each message
 --          its number, and the message or, if it is too large, its size}
 -- Writes nothing. A page has at least one message. Only messages that the inbox lists are read: what another program wrote
--- beside them is counted, and never sent. The fields of waits, see waits.py, are not counted.
+-- beside them is counted, and never sent. The fields of waits and values, see waits.py and values.py, are not counted.
 local most, left = tonumber(ARGV[2]), tonumber(ARGV[4])
 local used, sent = inbox_counts(KEYS[1], most)
 local after = math.max(used, tonumber(ARGV[1]) or 0)
 local expected = 2 * math.min(sent, most) + sent - used
-for _, name in ipairs({'sent', 'used', 'last', 'bytes', 'open', 'early'}) do
+for _, name in ipairs({'sent', 'used', 'last', 'bytes', 'open', 'early', 'values', 'changed', 'updates'}) do
   expected = expected + redis.call('HEXISTS', KEYS[1], name)
 end
 local foreign = math.max(0, redis.call('HLEN', KEYS[1]) - expected)
 if foreign > 0 and foreign <= 10000 then
   for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-    foreign = foreign - (string.find(name, '^[waec]:') and 1 or 0)
+    foreign = foreign - (string.find(name, '^[waecv]:') and 1 or 0)
   end
 end
 local page = {'', math.max(0, foreign)}

@@ -1,4 +1,4 @@
--- include: fence, inbox, waits
+-- include: fence, inbox, waits, values
 -- Write entries into the checkpoint and the event log of a running task.
 -- KEYS  ready stream, record, steps, log, inbox, control, index of tasks with open waits if an entry is of a wait or a
 --       stream, then the stream and the digests of its keyed items, for each stream that the entries name
@@ -20,6 +20,7 @@
 --       the try, the position, the unit, or for a keyed item `key` and the digest in place of the last three; cut: a mark
 --       that voids items: the name of the stream, the try, the unit; emits: the note of what a unit has emitted, in place
 --       of the step key its field (an empty value deletes it);
+--       value: set the named value of the task whose name is in place of the step key;
 --       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
 --       a later call refers to (an empty value deletes the chunk). The value of a drop has the digest and the number of the step's chunks, if it has any
 -- returns  0 refused, the lease has passed; -1 - N refused: entries before the first one are missing, N is the number of
@@ -166,6 +167,8 @@ for i = 6, #ARGV, 4 do
     open_wait(KEYS[5], KEYS[7], KEYS[2], step, value, ARGV[i + 3], number)
   elseif kind == 'answered' then
     close_wait(KEYS[5], KEYS[7], ARGV[i + 3], step, value)
+  elseif kind == 'value' then
+    set_value(KEYS[5], KEYS[2], step, value)
   elseif kind == 'moved' then
     redis.call('HSET', KEYS[2], 'handed_to', value)
   elseif kind == 'intent' then

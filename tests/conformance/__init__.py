@@ -33,6 +33,7 @@ holds for all scripts.
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
 | `delivery/test_transfer` | close_exported, enqueue_copy, upload_events |
+| `test_values` | read_values, update_value |
 | `test_versions` | await_version, wake_version |
 | `test_waits` | answer, claim_token, forget_waits |
 | `registries/test_supervisors` | count_crash, register_supervisor, unpause_supervisor |

@@ -78,6 +78,7 @@ from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
 from perdure.queues.transport.large_results import scan_fields
 from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script, load_script, loaded_scripts, queue_script
+from perdure.queues.values import read_task_values, update_value
 from perdure.queues.waits import answer_wait, claim_token, forget_ended_waits
 from perdure.worker.agents.identity import Identity, set_identity
 
@@ -91,8 +92,8 @@ from tests.support.servers.every_node import on_every_node
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 PRELUDES = {
-    *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"),
-    "watched",
+    *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
+    *("wake", "watched"),
 }
 
 
@@ -122,7 +123,7 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
     assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []
 
 
-READ_ONLY = {"due", "hash_page", "load_history", "partition_status", "read_inbox", "read_log"}
+READ_ONLY = {"due", "hash_page", "load_history", "partition_status", "read_inbox", "read_log", "read_values"}
 
 
 def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
@@ -227,6 +228,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
             assert len([message async for message in read_inbox(gateway, partition, act)]) == (act != "park")
         assert (await answer_wait(gateway, partition, "park", "approval", "yes")).early
         assert await claim_token(gateway, partition, "park", "approval", "order", timeout_ms=None) is None
+        assert (await update_value(gateway, partition, "park", "speed", 2)).task_id == "park"
+        assert [value.value for value in await read_task_values(gateway, partition, "park")] == [2]
         await gateway.command("ZADD", partition.waiting, 1, "gone")
         assert await forget_ended_waits(gateway, partition) == 1
         await SETTLING["cancelled"](gateway, await claim_one(a), "release")

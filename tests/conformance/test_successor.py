@@ -46,7 +46,8 @@ async def test_a_successor_whose_large_arguments_are_incomplete_is_not_stored(
         b"{}",
         "first.h1",
     ]
-    assert await gateway.run(queue_script("enqueue_successor"), [*keys, partition.timeline, upload], args) is None
+    keys += (partition.timeline, partition.inbox("first.h1"), upload)
+    assert await gateway.run(queue_script("enqueue_successor"), keys, args) is None
     assert await gateway.command("EXISTS", partition.record("first.h1")) == 0
     assert await gateway.command("XLEN", partition.ready) == 0
 

@@ -23,6 +23,8 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | enqueue_copy | store_copy |
 | enqueue_large | enqueue_large |
 | enqueue_successor | hand |
+| read_values | update |
+| update_value | update |
 | finish | finish |
 | forget_task | forget_task |
 | forget_waits | forget_waits |

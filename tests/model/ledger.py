@@ -451,7 +451,7 @@ class Ledger:
                 self.held.drop(*((inbox, f"m:{step}") if kind == "taken" else (steps, f"c:{step}")))
             elif kind in ("moved", "part"):
                 self.held.put(record, {"handed_to" if kind == "moved" else f"result:{step}": value})
-            elif kind in ("progress", "excuse", "wait", "answered", "emitted", "cut"):
+            elif kind in ("progress", "excuse", "wait", "answered", "emitted", "cut", "value"):
                 self._write_special(task, kind, step, value, data, number)
             elif kind == "emits" and not value:
                 self.held.drop(steps, f"e:{step}")
@@ -507,6 +507,8 @@ class Ledger:
             self._write_progress(task, kind, step, value)
         elif kind in ("emitted", "cut"):
             self._write_item(task, kind, step, value)
+        elif kind == "value":
+            self._set_value(task, step, Stamped(text=value), Moment())
         else:
             self._write_wait(task, kind, step, value, data, number)
 
@@ -1086,13 +1088,67 @@ class Ledger:
         self.tell(task, "message")
         return [b"sent", b"%d" % number, b"waiting" if parked else state]
 
+    def update(
+        self, task: str, name: str, value: bytes, digest: bytes, most: int, number: int | None, answer: list[bytes]
+    ) -> list[bytes]:
+        """Set a value from outside; return the answer of the script, of which a new change's number is taken.
+
+        most: values that a task has. number: that of a change of the task that this one continues.
+        """
+        record, *_, inbox, _ = self.parts(task)
+        state, known = self.state(task), (self.held.get(inbox, "updates") or b"").split(b",")
+        if state is None:
+            return [b"missing"]
+        parked = state == b"scheduled" and self.held.get(record, "waits") is not None
+        shown, present = b"waiting" if parked else state, self._value_number(inbox, name)
+        if digest in known:
+            return [b"set", b"%d" % present, shown]
+        if (moved := self.held.get(record, "handed_to")) is not None:
+            return [b"moved", moved]
+        if state in (b"succeeded", b"cancelled"):
+            return [b"ended", state]
+        if number is not None and present >= number:
+            return [b"set", b"%d" % present, shown]
+        names = (self.held.get(inbox, "values") or b"").split()
+        if name.encode() not in names and len(names) >= most:
+            return [b"full", b"%d" % len(names)]
+        last = int(self.held.get(inbox, "changed") or 0)
+        found = int(answer[1]) if number is None else number
+        if number is None and (found <= last or (found != last + 1 and found < self.held.now)):
+            return [b"a number after the last one, or the time"]
+        self._set_value(task, name, b"%d %b" % (found, value), b"%d" % max(found, last))
+        self.held.put(inbox, {"updates": b",".join([digest, *filter(None, known)])[:799]})
+        return [b"set", b"%d" % found, shown]
+
+    def _set_value(self, task: str, name: str, value: Value, changed: Value) -> None:
+        inbox = self.at.inbox(task)
+        names = (self.held.get(inbox, "values") or b"").split()
+        if name.encode() not in names:
+            self.held.put(inbox, {"values": b" ".join([*names, name.encode()])})
+        self.held.put(inbox, {f"v:{name}": value, "changed": changed})
+        self.tell(task, "value")
+
+    def _value_number(self, inbox: str, name: str) -> int:
+        return int((self.held.get(inbox, f"v:{name}") or b"0").partition(b" ")[0])
+
+    def read_values(self, task: str, after: int, name: str) -> list[bytes | int]:
+        """Return the answer of the script for values below its limit. name: the only one, empty for all."""
+        inbox = self.at.inbox(task)
+        names = [name] if name else (self.held.get(inbox, "values") or b"").decode().split()
+        found: list[bytes | int] = [self.held.get(inbox, "changed") or b"0"]
+        for one in names:
+            value = self.held.get(inbox, f"v:{one}")
+            if value is not None and self._value_number(inbox, one) > after:
+                found += [one.encode(), value]
+        return found
+
     def read_inbox(self, task: str, most: int) -> list[bytes | int]:
         """Return the answer of the script for a page that has all unread messages of an inbox."""
         inbox = self.parts(task)[3]
         sent, used = (int(self.held.get(inbox, name) or 0) for name in ("sent", "used"))
-        counts = ("sent", "used", "last", "bytes", "open", "early")
+        counts = ("sent", "used", "last", "bytes", "open", "early", "values", "changed", "updates")
         known = sum(self.held.get(inbox, name) is not None for name in counts)
-        known += sum(name[:2] in ("w:", "a:", "e:", "c:") for name in self.held.hashes.get(inbox, {}))
+        known += sum(name[:2] in ("w:", "a:", "e:", "c:", "v:") for name in self.held.hashes.get(inbox, {}))
         foreign = len(self.held.hashes.get(inbox, {})) - known - 2 * min(sent, most) - sent + used
         return [b"", max(0, foreign), *(part for pair in self._unused(inbox).items() for part in pair)]
 
@@ -1129,9 +1185,10 @@ class Ledger:
         source: str,
         name: str,
         value: bytes,
+        values: Mapping[str, bytes],
         upload: str | None = None,
     ) -> int | None:
-        """Store the successor of a task, which continues with its checkpoint."""
+        """Store the successor of a task, which continues with its checkpoint and its values."""
         record, steps, *_ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
@@ -1143,6 +1200,8 @@ class Ledger:
             self.held.put(record, {"state": "queued", "entry": entry, "at": Moment(), "handed_from": source})
             self.held.put(record, {"env": envelope, "args": args})
             self.held.put(steps, {name: value})
+            if values:
+                self.held.put(self.at.inbox(task), values)
             self._list(task)
         return answer
 
@@ -1201,7 +1260,7 @@ class Ledger:
         """Return what an export reads of a task, and compares before it ends the task."""
         record, _, log, inbox, _ = self.parts(task)
         fields = [self.held.get(record, name) for name in _COMPARED]
-        counts = [self.held.get(inbox, name) for name in ("sent", "used", "last")]
+        counts = [self.held.get(inbox, name) for name in ("sent", "used", "last", "changed")]
         entries = self.held.stream(log).entries
         return (*(value or b"" for value in (*fields, *counts)), text_of(entries[-1][0]) if entries else b"")
 

@@ -164,12 +164,14 @@ ITEMS = ("out 10000 1 1 s", "out 10000 key ab", "out 10000 key cd", "tokens 1000
 """Places of items."""
 
 MARKS = ("out 1 s", "tokens 0 page 3/")
+NAMES = ("speed", "page.2", "status")
+VALUES = {"v:speed": b"5 1", "values": b"speed", "changed": b"5"}
 entries = st.lists(
     st.tuples(
         st.sampled_from(
             [
                 *("done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"),
-                *("chunk", "part", "progress", "base", "excuse", "wait", "wait", "answered"),
+                *("chunk", "part", "progress", "base", "excuse", "wait", "wait", "answered", "value"),
                 *("emitted", "emitted", "emits", "cut"),
             ]
         ),
@@ -414,15 +416,22 @@ class Queues(RuleBasedStateMachine):
                 expected = self.ledger.reset(task, envelope, args, token, known, upload)
                 self.store("reset_task", keys, [envelope, args, token, task, *known], expected)
 
-    @rule(task=tasks, source=st.sampled_from(["one token", "other token"]), chunks=few, missing=rarely)
-    def hand(self, task: str, source: str, chunks: int, missing: bool) -> None:
+    @rule(
+        task=tasks,
+        source=st.sampled_from(["one token", "other token"]),
+        values=st.sampled_from([{}, VALUES]),
+        chunks=few,
+        missing=rarely,
+    )
+    def hand(self, task: str, source: str, values: dict[str, bytes], chunks: int, missing: bool) -> None:
         at = self.partition
         envelope, args, upload = self.message(task, chunks, missing)
-        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.timeline, *([upload] if upload else [])]
+        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.timeline, at.inbox(task)]
+        keys += [upload] if upload else []
         given = (envelope, args, source, "s:#received", b"{}")
         for _ in range(2):
-            expected = self.ledger.hand(task, *given, upload)
-            self.store("enqueue_successor", keys, [*given, task], expected)
+            expected = self.ledger.hand(task, *given, values, upload)
+            self.store("enqueue_successor", keys, [*given, task, *flat_of(values)], expected)
 
     @rule(task=tasks, chunks=few, missing=rarely)
     def enqueue_child(self, task: str, chunks: int, missing: bool) -> None:
@@ -682,7 +691,7 @@ class Queues(RuleBasedStateMachine):
         named = [
             (
                 kind,
-                {"taken": number.decode(), "chunk": f"ab:{n % 2}"}.get(
+                {"taken": number.decode(), "chunk": f"ab:{n % 2}", "value": NAMES[n % 3]}.get(
                     kind, _place(kind, step, n)
                 ),
                 n,
@@ -911,6 +920,20 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             answer = self.ground.run(self.ground.gateway.run(queue_script("answer"), keys, given))
             self.same(answer, self.ledger.answer(task, "approval", wait, head, digest, value, limits))
+
+    @rule(task=tasks, which=which, number=st.sampled_from([None, None, 7, 99_999_999_999_990]))
+    def update(self, task: str, which: int, number: int | None) -> None:
+        """Set a value from outside, or one of the task that this one continues."""
+        at, name = self.partition, NAMES[which % 3]
+        digest, value, most = b"%024x" % (which % 9), b"%d" % which, 2 if which % 4 else 64
+        keys, run = [at.record(task), at.inbox(task)], self.ground.gateway.run
+        given: list[Argument] = [name, value, digest, most, "" if number is None else number]
+        for _ in range(2):
+            answer = self.ground.run(run(queue_script("update_value"), keys, given))
+            self.same(answer, self.ledger.update(task, name, value, digest, most, number, answer))
+        for after, only in ((0, ""), (7, ""), (0, name)):
+            found = self.ground.run(run(queue_script("read_values"), [at.inbox(task)], [after, only, 1000]))
+            self.same(found, self.ledger.read_values(task, after, only))
 
     @rule(task=tasks)
     def forget_waits(self, task: str) -> None:

@@ -285,6 +285,29 @@ def _answer(stage: Stage, role: str) -> None:
     assert stage.cli("task", "answer", handle.id, "approval", "true").strip() == handle.id
 
 
+def _update(stage: Stage, role: str) -> None:
+    """Set values of a task that waits, through the API and the command line."""
+
+    async def sets(producer: Producer) -> None:
+        handle = await producer.find(stage.waiting)
+        assert handle is not None
+        await handle.update("speed", role)
+        assert (await handle.values())["speed"] == role
+
+    stage.api(role, sets)
+    assert stage.cli("task", "update", stage.waiting, "speed", "7").strip() == stage.waiting
+
+
+def _read_values(stage: Stage, role: str) -> None:
+    async def reads(producer: Producer) -> None:
+        handle = await producer.find(stage.waiting)
+        assert handle is not None
+        await handle.values()
+
+    stage.api(role, reads)
+    stage.cli("task", "values", stage.waiting)
+
+
 def _cancel(stage: Stage, role: str) -> None:
     """Cancel tasks that wait, through the API and the command line."""
 
@@ -373,6 +396,8 @@ ACTS: Final = (
         _follow,
     ),
     Act("send messages to tasks: `handle.send`, `perdure task send`, with and without `--queue`", SENDERS, _send),
+    Act("set values of tasks: `handle.update`, `perdure task update`", SENDERS, _update),
+    Act("read values of tasks: `handle.values`, `perdure task values`", ALL, _read_values),
     Act(
         "cancel tasks: `handle.cancel`, `perdure task cancel` (a producer requests it, a worker does it)",
         SENDERS,

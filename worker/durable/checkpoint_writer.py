@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Final, TypeAlias
 
-from ...queues.delivery.checkpoint import Entry, Written, write_entries
+from ...queues.delivery.checkpoint import Entry, Kind, Written, write_entries
 from ...queues.delivery.leases import Delivery
 from ...queues.errors import EntriesLost, LeaseLost
 from ...queues.runtime import RUNTIME
@@ -28,7 +28,7 @@ from ...queues.transport.gateway import Gateway
 from ..log import log_wait, logger
 
 PROGRESS_INTERVAL: Final = 1.0
-"""Seconds between two writes of a run's progress, unless other entries are written in between."""
+"""Seconds between two writes of what a run reports, unless other entries are written in between."""
 
 _KEPT_SECONDS: Final = 15.0
 """Seconds for which written entries are kept at least, unless there are too many: more than Redis loses."""
@@ -86,7 +86,8 @@ class CheckpointWriter:
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._first: _Put = ()
         self._excuse = excuse
-        self._progress: Entry | None = None
+        self._reported: dict[tuple[Kind, str], Entry] = {}
+        """The latest reports that wait for a write: progress, and values with their counts."""
         self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL if last else 0.0  # a resumed run first catches up
         self._progress_timer: asyncio.TimerHandle | None = None
         self._pending: deque[_Put] = deque()
@@ -117,34 +118,35 @@ class CheckpointWriter:
         """Store an entry in one act with the first ones that are put; never without them."""
         self._first = (*self._first, entry)
 
-    def report(self, progress: Entry) -> None:
-        """Store the latest progress: with the next entries, at most `PROGRESS_INTERVAL` after the last one.
+    def report(self, *entries: Entry) -> None:
+        """Store the latest report: with the next entries, at most `PROGRESS_INTERVAL` after the last one.
 
-        A later one replaces it before it is written, however long Redis is unavailable.
+        A later entry of the same kind and name replaces one before that is written, however long Redis is unavailable.
+        All that are reported are stored in one act.
         """
-        self._progress = progress
+        for entry in entries:
+            self._reported[entry.kind, entry.step] = entry
         if self._progress_timer is None:
-            self._put_progress()
+            self._put_reported()
 
-    def _put_progress(self) -> None:
-        """Add the latest progress, or try again when the last one is old enough and written."""
+    def _put_reported(self) -> None:
+        """Add the latest reports, or try again when the last ones are old enough and written."""
         self._progress_timer = None
-        if self._progress is None:
+        if not self._reported:
             return
         now, loop = RUNTIME.monotonic(), asyncio.get_running_loop()
         busy = self._background is not None and not self._background.done()
         if busy or now < self._progress_due:
             delay = max(PROGRESS_INTERVAL / 10, self._progress_due - now)
-            self._progress_timer = loop.call_later(delay, self._put_progress)
+            self._progress_timer = loop.call_later(delay, self._put_reported)
             return
-        self._add_progress()
+        self._add_reported()
         self._background = loop.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
 
-    def _add_progress(self) -> None:
-        latest, self._progress = self._progress, None
-        if latest is not None:
-            self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL
-            self._add((latest if self._cipher is None else latest.encrypted(self._cipher),))
+    def _add_reported(self) -> None:
+        latest, self._reported = tuple(self._reported.values()), {}
+        self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL
+        self._add(latest if self._cipher is None else tuple([entry.encrypted(self._cipher) for entry in latest]))
 
     def _add(self, entries: _Put) -> None:
         self._pending.append(entries)
@@ -152,7 +154,7 @@ class CheckpointWriter:
         self._added += len(entries)
 
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False, progress: bool = False) -> None:
-        """Add entries, which are stored in one act.
+        """Add entries, which are stored in one act, after what was reported before.
 
         Args:
             wait: Return after they are stored; otherwise they are stored soon, and always before the outcome. If too
@@ -164,8 +166,8 @@ class CheckpointWriter:
             LeaseLost: Another worker has the task.
             EntriesLost: Redis has lost entries that are not kept any more.
         """
-        if self._progress is not None:
-            self._add_progress()
+        if self._reported:
+            self._add_reported()
         if self._first:
             entries, self._first = entries + self._first, ()  # last: `entries` may be stored already, see put_or_drop
         if progress and self._excuse is not None:
@@ -192,9 +194,9 @@ class CheckpointWriter:
             self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
 
     async def flush(self) -> None:
-        """Store all added entries, and the latest progress. Raises `LeaseLost`, `EntriesLost`."""
-        if self._progress is not None:
-            self._add_progress()
+        """Store all added entries, and the latest reports. Raises `LeaseLost`, `EntriesLost`."""
+        if self._reported:
+            self._add_reported()
         await self._write_until(self._added)
 
     async def put_or_drop(self, *entries: Entry) -> bool:

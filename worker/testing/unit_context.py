@@ -46,6 +46,7 @@ from ..durable.sleeping import check_sleep, check_sleep_until
 from ..durable.step_caller import StepCaller
 from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
 from ..durable.steps.threads import Threads
+from ..durable.values import Values, encoded_value
 from ..durable.waiting import REQUIRED
 from ..errors import ChildFailed, SpawnRefused
 from ..memory.task_memory import TaskMemory
@@ -85,6 +86,7 @@ class UnitContext(Context):
         events: what the handler logged: decisions, discoveries, messages, tool calls, failed tries.
         sent: messages that the handler sent: (task id, content).
         spawned: children that the handler spawned: name of the task and arguments. Their handlers are called at once.
+        named: values by name: those that were given, and those that the handler has set.
         slept: how long the handler slept: a duration or a datetime for each call. The time passes at once.
     """
 
@@ -95,6 +97,7 @@ class UnitContext(Context):
         inbox: Sequence[Any] = (),
         answers: Mapping[str, Any] | None = None,
         recorded: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
         resources: Any = None,
     ) -> None:
         super().__init__(run, resources=lambda: resources)
@@ -103,6 +106,7 @@ class UnitContext(Context):
         self.sent: list[tuple[str, Any]] = []
         self.slept: list[Duration | str | datetime] = []
         self.spawned: list[tuple[str, dict[str, Any]]] = []
+        self.named = dict(values or {})
         self._recorded = dict(recorded or {})
         self._answers = {
             name: [*found] if isinstance(found, list) else [found] for name, found in (answers or {}).items()
@@ -194,6 +198,11 @@ class UnitContext(Context):
         self.sent.append((task_id, content))
         return Sent(task_id, len(self.sent), State.QUEUED)
 
+    @property
+    def values(self) -> Values:
+        """The values in `named`."""
+        return _UnitValues(self._run, self.named)
+
     async def sleep(self, duration: Duration | str) -> None:
         """Append the duration to `slept`."""
         check_sleep(self._run, duration)
@@ -281,6 +290,7 @@ def make_context(
     inbox: Sequence[Any] = (),
     answers: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
     resources: Any = None,
 ) -> UnitContext:
     """Return a context with which a test calls a handler: `await report(make_context(), "src")`. It needs no server.
@@ -293,6 +303,7 @@ def make_context(
         answers: by the name of the wait, for `ctx.wait_for` and `ctx.open_wait`; `question` for `ctx.ask`. A list has
             one for each wait of the name.
         recorded: results of steps that an earlier run recorded, by key; these steps are not run.
+        values: by name, for `ctx.values`.
 
     Raises:
         RuntimeError: no event loop runs. The context belongs to the asyncio task that creates it, and replaces the one
@@ -313,10 +324,27 @@ def make_context(
         settings=settings,
     )
     run.version = version
-    ctx = UnitContext(run, inbox=inbox, answers=answers, recorded=recorded, resources=resources)
+    ctx = UnitContext(run, inbox=inbox, answers=answers, recorded=recorded, values=values, resources=resources)
     CURRENT_RUN.set(run)
     run.context = ctx
     return ctx
+
+
+class _UnitValues(Values):
+    """Values in memory, as JSON data like those of a worker."""
+
+    def __init__(self, run: Run, named: dict[str, Any]) -> None:
+        super().__init__(run, "sync")
+        self._named = named
+
+    async def get(self, name: str, default: Any = None) -> Any:
+        check_place(self._run, "#get", own=True, within=True)
+        encoded_value(name, None)
+        return self._named.get(name, default)
+
+    async def set(self, name: str, value: Any) -> None:
+        check_place(self._run, "#set", own=True, within=True)
+        self._named[name] = orjson.loads(encoded_value(name, value))["value"]
 
 
 class _Child:
@@ -379,8 +407,8 @@ class _DroppedCheckpoint(CheckpointWriter):
     def put_first(self, entry: Entry) -> None:
         self._last += 1
 
-    def report(self, progress: Entry) -> None:
-        """Drop the progress."""
+    def report(self, *entries: Entry) -> None:
+        """Drop what is reported."""
 
     async def flush(self) -> None:
         """There is nothing to store."""

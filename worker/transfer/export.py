@@ -32,6 +32,7 @@ from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.large_results import scan_fields, scan_results
 from ...queues.transport.scripts import pairs
+from ...queues.values import value_kind
 from ...queues.waits import is_wait_field
 from ..artifacts.links import task_links
 from ..artifacts.store import ArtifactStore
@@ -174,9 +175,12 @@ async def _write_fields(gateway: Gateway, partition: Partition, task_id: str, ou
 async def _write_inbox(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> None:
     cipher = gateway.encryptor.of(partition, task_id)
     async for name, value in scan_fields(gateway, partition.inbox(task_id), "*"):
-        if is_wait_field(name):
+        if is_wait_field(name) or name == "updates":
             continue  # the run opens its waits again; answers that it has not used stay here
         data = value
+        if name.startswith("v:"):
+            number, space, stored = value.partition(b" ")
+            data = number + space + cipher.decrypt(value_kind(name.removeprefix("v:")), stored)
         if name.startswith("m:"):
             at, space, message = value.partition(b" ")
             data = at + space + cipher.decrypt(MESSAGE, message)

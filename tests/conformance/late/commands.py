@@ -25,6 +25,7 @@ from perdure.queues.derived_tasks import (
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.values import encode_value, update_value
 from perdure.queues.waits import answer_wait, claim_token, closing, look_at_wait, opening
 
 from tests.conformance.late import Moments, Scene, Table
@@ -152,6 +153,21 @@ async def message(scene: Scene) -> Moments:
     sent = await send_message(scene.late, scene.partition, "x", "hello", sender="s", message_id="m")
     yield
     await write_entries(scene.gateway, delivery, "x", [Entry(Kind.CONSUMED, str(sent.number), b"")], first=1)
+    yield
+
+
+@COMMANDS.each("of a page", "of the run")
+async def value(scene: Scene, variant: str) -> Moments:
+    """A later value stays."""
+    delivery = await scene.enqueue_and_read()
+    scene.hold("update_value")
+    await update_value(scene.late, scene.partition, "x", "speed", 1, by="ada")
+    yield
+    if variant == "of a page":
+        await update_value(scene.gateway, scene.partition, "x", "speed", 2, by="ada")
+    else:
+        entry = Entry(Kind.VALUE, "speed", encode_value("speed", 2, "handler"))
+        await write_entries(scene.gateway, delivery, "x", [entry], first=1)
     yield
 
 

@@ -111,6 +111,8 @@ def test_the_commands_are_these() -> None:
                 "answer",
                 "waiting",
                 "inbox",
+                "values",
+                "update",
                 "artifact",
                 "state",
                 "fork",

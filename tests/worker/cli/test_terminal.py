@@ -173,6 +173,9 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
             await check("task", "send", asks.id, HOSTILE, "--from", "bob", *json, said=False)
             await check("task", "inbox", asks.id, *json)
             await check("task", "waiting", asks.id, *json)
+            hostile = (orjson.dumps(HOSTILE).decode(), "--by", HOSTILE)
+            await check("task", "update", asks.id, "speed", *hostile, *json)
+            await check("task", "values", asks.id, *json)
             await check(
                 "task",
                 "answer",

@@ -192,4 +192,5 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "failures_dropped": lambda data: f"of {data.get('count', 0)} steps: {', '.join(map(str, data.get('steps', ())))}",
     "compacted": _compacted,
     "progress": progress_text,
+    "value_set": lambda data: f"{data.get('name')} = {_short(orjson.dumps(data.get('value')).decode())}{_by(data)}",
 }

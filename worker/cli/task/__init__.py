@@ -9,5 +9,6 @@ history.py   state, fork, handoff, versions
 correct.py   correct, compact, dismiss, resolve
 inbox.py     send, inbox
 answers.py   answer, waiting
+values.py    values, update
 transfer.py  export, import
 """

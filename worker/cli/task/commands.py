@@ -32,6 +32,8 @@ _COMMANDS = {
         "Answer a question of a task, and print the id of the task that has the answer.",
     ),
     "waiting": (".task.answers:waiting", "List the questions that tasks wait for: open waits for answers."),
+    "values": (".task.values:values", "Print the named values of a task, in the order of their last changes."),
+    "update": (".task.values:update", "Set a named value of a task, and print the id of the task that has it."),
     "artifact": (".artifacts:artifact", "List the artifacts of a task, or fetch one of them."),
     "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task.history:state", "Show the state of a task after one of its events."),

@@ -30,7 +30,7 @@ Match: TypeAlias = tuple[str, bytes | None, bytes | None]
 class StepKeys:
     """Keys that one run has given out. within: key of the step of an agent's plan that encloses those called now."""
 
-    __slots__ = ("_ahead", "_callers", "_matched", "_names", "_skipped", "within")
+    __slots__ = ("_ahead", "_callers", "_counts", "_matched", "_names", "_skipped", "within")
 
     def __init__(self) -> None:
         self.within: str | None = None
@@ -43,6 +43,8 @@ class StepKeys:
         """Scopes whose steps need not be called."""
         self._callers: dict[str, ref[asyncio.Task[object]] | None] = {}
         """The asyncio task that has entered a scope; None for several."""
+        self._counts: dict[str, int] = {}
+        """Numbers of calls that are counted and have no keys of their own, by name."""
 
     @property
     def scope(self) -> str:
@@ -59,6 +61,12 @@ class StepKeys:
         self._names[name] = number
         return key
 
+    def count(self, name: str) -> tuple[str, int]:
+        """Return the key under which the calls of this name are counted in the scope here, and the number of this one."""
+        key = _SCOPE.get() + name
+        self._counts[key] = number = self._counts.get(key, 0) + 1
+        return key, number
+
     @contextmanager
     def within_step(self, outer: str, scope: str) -> Iterator[None]:
         """Put the keys of the block under the key of a step. scope: the scope in which that step was called."""
@@ -71,6 +79,7 @@ class StepKeys:
     def restart(self, scope: str) -> None:
         """Number the steps in a scope from 1 again."""
         self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
+        self._counts = {name: count for name, count in self._counts.items() if not name.startswith(scope)}
         self._ahead = {key for key in self._ahead if not key.startswith(scope)}
         self._matched = {name for name in self._matched if not name.startswith(scope)}
         self._callers = {name: task for name, task in self._callers.items() if not name.startswith(scope)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from ....deadletter.policy import Reason
@@ -14,6 +15,7 @@ from ....queues.inspection.views import find_task
 from ....queues.keys import Namespace, Partition
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
+from ....queues.values import NamedValue, forward_values, read_changes
 from ...durable.continuation import complete_successor, successor_of
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason, counters_after
@@ -49,7 +51,9 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
             if continued == successor.source:  # a worker has read it; it may have ended and expired since
                 store = partial(find_task, gateway, namespace, handed_to)
             else:
-                store = partial(enqueue_successor, gateway, namespace, await complete_successor(run, successor))
+                complete = await complete_successor(run, successor)
+                complete = replace(complete, values=await _values(gateway, run))
+                store = partial(enqueue_successor, gateway, namespace, complete)
             to = await retry_while_unavailable(store, on_wait=log_wait(f"task {run.id}", run.touch))
             if to is not None:
                 await _forward(gateway, run, to, handed_to)
@@ -70,8 +74,17 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
     return Success(b"null", counters, handed_to)
 
 
+async def _values(gateway: Gateway, run: Run) -> list[NamedValue]:
+    """Return the values with which the successor begins, in the act that stores it: its first read must find them."""
+    read = partial(read_changes, gateway, run.delivery.partition, run.id)
+    _, values = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}", run.touch))
+    return values
+
+
 async def _forward(gateway: Gateway, run: Run, to: Partition, handed_to: str) -> None:
     """Give the successor the messages that were not read, route later ones to it, and give it those sent meanwhile.
+
+    So are updates of values, which the successor has had from its start.
 
     Messages are routed only after the others were moved, so that if this worker dies between the two, none overtakes
     those that wait for the next run.
@@ -81,6 +94,8 @@ async def _forward(gateway: Gateway, run: Run, to: Partition, handed_to: str) ->
     await retry_while_unavailable(forward, on_wait=on_wait)
     await run.recorder.put(Entry(Kind.TRANSFERRED, handed_to, handed_to.encode()), wait=True)
     left = await retry_while_unavailable(forward, on_wait=on_wait)
+    changed = partial(forward_values, gateway, run.delivery.partition, run.id, to, handed_to)
+    await retry_while_unavailable(changed, on_wait=on_wait)
     if left:
         logger.bind(task=run.envelope.task, id=run.id).warning(
             "{} messages could not be forwarded to task {} and stay unread: perdure task inbox {}",

@@ -403,3 +403,30 @@ async def test_an_export_of_a_task_that_changes_meanwhile_is_refused(
     assert not files(tmp_path, "agent.jsonl")
     async with app:
         assert await (await find(app, "a")).status() is not State.CANCELLED
+
+
+async def test_values_move_with_the_task(here: Settings, elsewhere: Settings, tmp_path: Path, at: Any) -> None:
+    app, file = make_app(here, Ledger()), str(tmp_path / "a.jsonl")
+    async with app:
+        await app.producer.enqueue("builder", {"goal": "build it"}, task_id="a", queue="test")
+        await (await find(app, "a")).update("speed", {"now": 2}, by="ada")
+    await run(app, "a", State.WAITING)
+    assert (await at(here, "task", "export", "a", "-o", file)).code == 0
+    imported = await at(elsewhere, "task", "import", file, "--queue", "test")
+    assert imported.code == 0, imported.err
+    async with make_app(elsewhere, Ledger()) as there:
+        handle = await find(there, imported.ids[0])
+        assert await handle.values() == {"speed": {"now": 2}}
+        assert (await handle.update("speed", 3)).task_id == handle.id
+        await handle.cancel()
+
+
+async def test_a_task_whose_value_changed_is_not_closed(here: Settings) -> None:
+    app = make_app(here, Ledger())
+    async with app:
+        await app.producer.enqueue("builder", {"goal": "build it"}, task_id="a", queue="test", delay=3600)
+        handle, gateway = await find(app, "a"), app.producer.gateway
+        mark = await read_mark(gateway, handle.partition, "a")
+        await handle.update("speed", 1)
+        assert not await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)
+        await handle.cancel()
