@@ -364,7 +364,10 @@ class InboxFull(QueueError):
 
 
 class TaskEnded(QueueError):
-    """The task has ended, and takes no messages, answers and values; nothing was sent. `state` is `succeeded` or `cancelled`."""
+    """The task has ended and takes no messages, answers and values; nothing was sent.
+
+    `state` is `succeeded` or `cancelled`.
+    """
 
     def __init__(self, task_id: str, state: str, what: str = "reads no more messages") -> None:
         super().__init__(f"task {task_id} {what}: it is {state}")

@@ -10,8 +10,9 @@ write the task's record:
 
 A number is the time of the change (ms of Redis' clock), or the number after the last one. Names are not encrypted.
 
-A page sets a value by `update_value.lua`, the run by an entry of `write_checkpoint.lua` (`Kind.VALUE`). The later change
-counts. The successor of a task begins with its values (`enqueue_successor.lua`), and gets those that were changed since.
+A page sets a value by `update_value.lua`, the run by an entry of `write_checkpoint.lua` (`Kind.VALUE`). The later
+change counts. The successor of a task begins with its values (`enqueue_successor.lua`), and gets those that were
+changed since.
 """
 
 from __future__ import annotations
@@ -237,8 +238,8 @@ async def update_value(
                 raise TaskEnded(task_id, rest[0].decode(), "takes no more values")
             case b"full":
                 raise ValueRefused(
-                    f"task {task_id} has {int(rest[0])} values, the most that a task may have: set one of them in place "
-                    f"of {name!r}, or put several into one value"
+                    f"task {task_id} has {int(rest[0])} values, the most that a task may have: set one of them in "
+                    f"place of {name!r}, or put several into one value"
                 )
             case b"encrypted":
                 raise NoKey(f"a value to task {task_id}", "the task")

@@ -54,7 +54,8 @@ async def test_the_later_of_two_changes_counts(producer: Producer, partition: Pa
     second = await update_value(gateway, partition, "t", "speed", 4, by="ada")
     assert second.number > first.number
     last, found = await read_changes(gateway, partition, "t", after=first.number)
-    assert (last, [(value.name, value.by) for value in found]) == (second.number, [("status", "handler"), ("speed", "ada")])
+    assert last == second.number
+    assert [(value.name, value.by) for value in found] == [("status", "handler"), ("speed", "ada")]
     assert await read_changes(gateway, partition, "t", after=last) == (last, [])
     assert (await read_value(gateway, partition, "t", "none")) is None
     assert (await handle.pending_messages()) == []

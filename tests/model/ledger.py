@@ -1096,19 +1096,11 @@ class Ledger:
         most: values that a task has. number: that of a change of the task that this one continues.
         """
         record, *_, inbox, _ = self.parts(task)
-        state, known = self.state(task), (self.held.get(inbox, "updates") or b"").split(b",")
-        if state is None:
-            return [b"missing"]
-        parked = state == b"scheduled" and self.held.get(record, "waits") is not None
-        shown, present = b"waiting" if parked else state, self._value_number(inbox, name)
-        if digest in known:
-            return [b"set", b"%d" % present, shown]
-        if (moved := self.held.get(record, "handed_to")) is not None:
-            return [b"moved", moved]
-        if state in (b"succeeded", b"cancelled"):
-            return [b"ended", state]
-        if number is not None and present >= number:
-            return [b"set", b"%d" % present, shown]
+        known = (self.held.get(inbox, "updates") or b"").split(b",")
+        parked = self.state(task) == b"scheduled" and self.held.get(record, "waits") is not None
+        shown = b"waiting" if parked else self.state(task) or b""
+        if (answered := self._answered_update(task, name, digest in known, number, shown)) is not None:
+            return answered
         names = (self.held.get(inbox, "values") or b"").split()
         if name.encode() not in names and len(names) >= most:
             return [b"full", b"%d" % len(names)]
@@ -1119,6 +1111,21 @@ class Ledger:
         self._set_value(task, name, b"%d %b" % (found, value), b"%d" % max(found, last))
         self.held.put(inbox, {"updates": b",".join([digest, *filter(None, known)])[:799]})
         return [b"set", b"%d" % found, shown]
+
+    def _answered_update(
+        self, task: str, name: str, known: bool, number: int | None, shown: bytes
+    ) -> list[bytes] | None:
+        """Return the answer to an update that is known or comes too late, or that the task does not take."""
+        record, *_, inbox, _ = self.parts(task)
+        state, present = self.state(task), self._value_number(inbox, name)
+        if state is None:
+            return [b"missing"]
+        if not known and (moved := self.held.get(record, "handed_to")) is not None:
+            return [b"moved", moved]
+        if not known and state in (b"succeeded", b"cancelled"):
+            return [b"ended", state]
+        done = known or (number is not None and present >= number)
+        return [b"set", b"%d" % present, shown] if done else None
 
     def _set_value(self, task: str, name: str, value: Value, changed: Value) -> None:
         inbox = self.at.inbox(task)

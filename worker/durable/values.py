@@ -1,9 +1,9 @@
 """Named values of the running task, which pages read and write while it runs: `ctx.values`.
 
 A read in the handler's body is recorded once, like a message, so that a resumed run goes the same way. A value that the
-body sets is written at most once a second, and before the outcome. With it, the run stores how often each scope has set
-each name: a resumed run, which sets everything again from its top, skips what is stored, and so replaces no later value of
-a page. Within a step both see the present: the step is recorded as a whole.
+body sets is written at most once a second, and before the outcome. With it, the run stores how often each scope has
+set each name: a resumed run, which sets everything again from its top, skips what is stored, and so replaces no later
+value of a page. Within a step both see the present: the step is recorded as a whole.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Values:
         if found is not None and found.problem is not None:
             level = "WARNING" if _reported.is_first(run.id, name, found.problem) else "DEBUG"
             bound = logger.bind(task=run.envelope.task, id=run.id)
-            bound.log(level, "value {!r} of task {} could not be read, and counts as missing: {}", name, run.id, found.problem)
+            text = "value {!r} of task {} could not be read, and counts as missing: {}"
+            bound.log(level, text, name, run.id, found.problem)
             return None
         return found
 
@@ -130,7 +131,8 @@ class Values:
             known.update(await retry_while_unavailable(read, on_wait=on_wait))
             if name not in known and len(known) >= MAX_VALUES:
                 raise StepDefinitionError(
-                    f"a task may have at most {MAX_VALUES} values: value {name!r} was not set; put several into one value"
+                    f"a task may have at most {MAX_VALUES} values: value {name!r} was not set; put several into one "
+                    "value"
                 )
             known.add(name)
 

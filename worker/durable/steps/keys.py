@@ -62,7 +62,7 @@ class StepKeys:
         return key
 
     def count(self, name: str) -> tuple[str, int]:
-        """Return the key under which the calls of this name are counted in the scope here, and the number of this one."""
+        """Return the key under which calls of this name are counted in the scope here, and the number of this one."""
         key = _SCOPE.get() + name
         self._counts[key] = number = self._counts.get(key, 0) + 1
         return key, number

@@ -412,7 +412,7 @@ async def test_values_move_with_the_task(here: Settings, elsewhere: Settings, tm
         await (await find(app, "a")).update("speed", {"now": 2}, by="ada")
     await run(app, "a", State.WAITING)
     assert (await at(here, "task", "export", "a", "-o", file)).code == 0
-    imported = await at(elsewhere, "task", "import", file, "--queue", "test")
+    imported = await at(elsewhere, "task", "import", file)
     assert imported.code == 0, imported.err
     async with make_app(elsewhere, Ledger()) as there:
         handle = await find(there, imported.ids[0])
