@@ -34,13 +34,16 @@ _RESCHEDULE = queue_script("reschedule")
 
 _NO_DATA = b"{}"
 
-_NEEDS_OUTBOX = 2
+_NEEDS_OUTBOX, _NEEDS_LOG = 2, 4
 
 NOTICE_STORED = 3
 """Answer of a script that ends a task: the notice for the tasks that wait for it is in the outbox."""
 
 OnWatched = Callable[[Partition, str], None]
 """Called with the partition and the id of an ended task for which others wait."""
+
+OnUnread = Callable[[str, int], None]
+"""Called with the id of a task that has succeeded, and the number of messages that it leaves unread."""
 
 
 class Counters(NamedTuple):
@@ -75,6 +78,7 @@ def succeed(
     entries: int = 0,
     cleanup: TaskMessage | None = None,
     on_watched: OnWatched | None = None,
+    on_unread: OnUnread | None = None,
 ) -> Coroutine[Any, Any, None]:
     """Store the result and acknowledge the message.
 
@@ -86,6 +90,7 @@ def succeed(
         handed_to: Id of the successor, whose result is this task's result.
         cleanup: The clean-up task, encrypted, which is enqueued in the same act; see `cleanup_id`.
         on_watched: Called if the notice for tasks that wait for this one is in the outbox now.
+        on_unread: Called if the task leaves messages unread.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -108,6 +113,7 @@ def succeed(
         entries,
         cleanup,
         on_watched,
+        on_unread,
     )
 
 
@@ -143,6 +149,7 @@ async def _finish(
     entries: int = 0,
     cleanup: TaskMessage | None = None,
     on_watched: OnWatched | None = None,
+    on_unread: OnUnread | None = None,
 ) -> None:
     partition = delivery.partition
     keys = [
@@ -153,8 +160,9 @@ async def _finish(
         partition.retentions,
         partition.timeline,
     ]
+    logged = (partition.steps(task_id), partition.log(task_id))
     if written or delivery.has_history or cleanup is not None:
-        keys += (partition.steps(task_id), partition.log(task_id))
+        keys += logged
     args: list[Argument] = [
         *delivery.fence,
         entries,
@@ -175,9 +183,17 @@ async def _finish(
         args += ("handed_to", handed_to)
     known = b"watched" in delivery.fields
     answer = _NEEDS_OUTBOX if known else await gateway.run(_FINISH, keys, args)
-    if answer == _NEEDS_OUTBOX:  # or the watchers came after the message of the task, or that was put back
-        kept = f"{max(1, round(ttl * 1000))} {registered_retention(ttl)}"
-        answer = await gateway.run(_FINISH, [*keys, partition.outbox], [*args, "kept", kept])
+    while answer in (_NEEDS_OUTBOX, _NEEDS_LOG):
+        if answer == _NEEDS_OUTBOX:  # or the watchers came after the message of the task, or that was put back
+            keys.append(partition.outbox)
+            args += ("kept", f"{max(1, round(ttl * 1000))} {registered_retention(ttl)}")
+        else:
+            keys[6:6] = logged
+        answer = await gateway.run(_FINISH, keys, args)
+    if isinstance(answer, list):
+        answer, unread = answer
+        if on_unread is not None:
+            on_unread(task_id, unread)
     check_accepted(answer, task_id, "outcome")
     if answer == NOTICE_STORED and on_watched is not None:
         on_watched(partition, task_id)

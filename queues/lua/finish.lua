@@ -8,11 +8,13 @@
 --       time of the enqueue, unless it has that, the successor, and the clean-up task; last the name `kept` and both
 --       retentions, if the caller knows that the task has watchers
 -- returns  0 refused, the lease has passed; 1 settled; 2 nothing was done: the task has watchers, and the caller asks again
---          with the outbox; 3 settled, and its notice is in the outbox; -1 - N refused, see gap
+--          with the outbox; 3 settled, and its notice is in the outbox; 4 nothing was done: the task leaves messages unread,
+--          and the caller asks again with its steps and log; -1 - N refused, see gap; {1 or 3, number of messages that are
+--          left unread} in place of 1 or 3
 -- Atomic: stores the outcome, acknowledges and deletes the message, sets the retention, enqueues the clean-up task, and
 -- puts the notice for watchers into the outbox.
 -- Field `unused_answers` is the number of answers that came early and no wait has used. If the task succeeds, field
--- `unread` is the number of messages that no run has read, unless a successor gets them:
+-- `unread` and the event `left_unread` have the number of messages that no run has read, unless a successor gets them:
 -- after this, none is accepted.
 local function unread(inbox)
   local used, sent = inbox_counts(inbox, 1000)
@@ -26,8 +28,13 @@ end
 -- as in watched.lua, without its functions: each call of a script would create them for plain tasks as well
 local about = redis.call('HMGET', KEYS[2], 'watchers', 'streams')
 local watched = about[1] and true or false
+local answer = watched and 3 or 1
 if not owned(KEYS[1]) then
-  return settled(KEYS[2]) and (watched and 3 or 1) or 0
+  if not settled(KEYS[2]) then
+    return 0
+  end
+  local stored = inbox_number(redis.call('HGET', KEYS[2], 'unread'))
+  return stored > 0 and {answer, stored} or answer
 end
 local known = ARGV[#ARGV - 1] == 'kept'
 if watched and not known then
@@ -39,6 +46,10 @@ if lost then
 end
 local kept = redis.call('EXISTS', KEYS[3], KEYS[4]) > 0
 local left = kept and ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
+left = left and left > 0 and left
+if left and #KEYS - (known and 1 or 0) < 8 then
+  return 4
+end
 local early = kept and inbox_number(string.match(redis.call('HGET', KEYS[3], 'early') or '', '^(%d+) %d+$')) or 0
 local streams = about[2] and stream_keys(KEYS[2])
 begin_outcome(KEYS[1], KEYS[2])
@@ -53,8 +64,10 @@ if not watched then
 end
 redis.call('PEXPIRE', KEYS[6], 2592000000)
 if kept then
-  if left and left > 0 then
+  if left then
     redis.call('HSET', KEYS[2], 'unread', left)
+    -- a log that another program has replaced must not end the script between its writes
+    redis.pcall('XADD', KEYS[8], '*', 'type', 'left_unread', 'data', '{"count":' .. left .. '}')
   end
   if early > 0 then
     redis.call('HSET', KEYS[2], 'unused_answers', early)
@@ -77,4 +90,4 @@ if streams then
   expire_streams(streams, ARGV[11])
 end
 redis.call('PUBLISH', KEYS[2], ARGV[6])
-return watched and 3 or 1
+return left and {answer, left} or answer

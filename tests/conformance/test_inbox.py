@@ -29,6 +29,7 @@ from perdure.queues.delivery.checkpoint import Entry, Kind
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import TIME, Counters, WakeCondition, message_after, park, reschedule, succeed
 from perdure.queues.errors import NoKey
+from perdure.queues.event_log import read_events
 from perdure.queues.inbox import read_inbox, send_message
 from perdure.queues.security.encryption import is_encrypted
 
@@ -479,6 +480,52 @@ async def test_a_task_that_succeeds_keeps_the_number_of_unread_messages(
     assert (await handle.record()).unused == 2
     with pytest.raises(TaskEnded):
         await handle.send("five")
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("watched", [False, True])
+async def test_messages_that_are_left_unread_are_an_event_that_expires_with_the_task(
+    producer: Producer, partition: Partition, written: bool, watched: bool
+) -> None:
+    """A run that wrote nothing has no log until then. After a lost reply, the same number is returned."""
+    gateway, left = producer.gateway, list[tuple[str, int]]()
+    handle = await producer.enqueue("t", task_id="t", queue="default")
+    for text in ("one", "two"):
+        await handle.send(text)
+    delivery = await read_one(await worker(gateway, partition))
+    if written:
+        await add_entries(gateway, delivery, "t", [Entry(Kind.DONE, "a", b"1")])
+    if watched:
+        await gateway.command("HSET", partition.record("t"), "watchers", "[]")
+    for _ in range(2):
+        await succeed(
+            gateway,
+            delivery,
+            "t",
+            b"1",
+            Counters(1),
+            ran=0,
+            ttl=60,
+            written=written,
+            on_unread=lambda task, count: left.append((task, count)),
+        )
+    assert left == [("t", 2), ("t", 2)]
+    found = [event for event in await read_events(gateway, partition, "t") if event.type == "left_unread"]
+    assert [event.data for event in found] == [{"count": 2}]
+    assert 0 < await gateway.command("PTTL", partition.log("t")) <= 60_000
+    if watched:  # its record is kept until the notice is delivered
+        await gateway.command("DEL", partition.record("t"))
+
+
+async def test_a_log_that_another_program_has_replaced_keeps_no_task_from_its_end(
+    producer: Producer, partition: Partition
+) -> None:
+    handle = await producer.enqueue("t", task_id="t", queue="default")
+    await handle.send("one")
+    delivery = await read_one(await worker(producer.gateway, partition))
+    await producer.gateway.command("SET", partition.log("t"), "junk")
+    await succeed(producer.gateway, delivery, "t", b"1", Counters(1), ran=0, ttl=60)
+    assert (await handle.status(), (await handle.record()).unused) == (State.SUCCEEDED, 1)
 
 
 async def test_a_task_that_read_all_messages_or_has_a_successor_leaves_none(

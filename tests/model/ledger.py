@@ -679,6 +679,8 @@ class Ledger:
         unread = [at for at in range(1, int(self.held.get(inbox, "sent") or 0) + 1) if self._is_unused(inbox, at)]
         if unread and state == "succeeded" and self.held.get(record, "handed_to") is None:
             self.held.put(record, {"unread": len(unread)})
+            self.note_event(task, "left_unread", b'{"count":%d}' % len(unread))
+            checkpoint = True
         if (early := self._early_counts(inbox)[0]) > 0:
             self.held.put(record, {"unused_answers": early})
         self.held.expire(ttl, inbox, *((steps, log) if checkpoint else ()), *self.streams(task))

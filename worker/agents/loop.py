@@ -34,7 +34,6 @@ from ...queues.delivery.settlement import message_after
 from ...queues.doubts import Resolution, encode_intent, intent_arguments, resolution_in
 from ...queues.envelope import check_size
 from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
-from ...queues.inbox import InboxMessage
 from ...queues.json_form import large_integer
 from ...queues.keys import Namespace
 from ...queues.pubsub import TaskNotifications
@@ -81,7 +80,7 @@ from .background import in_background
 from .coherence.monitor import CoherenceMonitor
 from .identity import Identity, IdentityVersion, load_identity
 from .incoming import Corrections, Incoming, Interrupted, OnMessage
-from .journal.agent_events import Changed, Finished, IdentityRead, LeftUnread, Rewound
+from .journal.agent_events import Changed, Finished, IdentityRead, Rewound
 from .journal.archive import ARCHIVED, archived_keys, archived_since, archived_steps, retire_steps, retired_fields
 from .journal.compaction import COMPACTION, TOO_LARGE
 from .journal.state import AgentState, PlanStep, StepStatus
@@ -90,9 +89,6 @@ from .resume_notice import OnResume, acknowledged, confirm_resume
 
 _FROM_START: Final = b"plan"
 """Value of a due replan that asks `plan`, not `replan`."""
-
-_MAX_SENDERS: Final = 20
-"""Senders in an event `left_unread`."""
 
 _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 
@@ -295,21 +291,18 @@ class Loop(Generic[S]):
 
     async def _finish(self) -> AlreadyDone[Any] | None:
         """Finish, and return the result; None if messages came meanwhile: then `finish` is called again after them."""
-        run, closed = self._run, await self._within(FINISH, self._close)
+        closed = await self._within(FINISH, self._close)
         if closed is None:
             await self._undo()
             return None
-        data, result, unread = closed
-        if unread:
-            senders = tuple(dict.fromkeys(message.sender for message in unread))[:_MAX_SENDERS]
-            await run.log_event(LeftUnread(count=len(unread), senders=senders))
+        data, result = closed
         await self._record(FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, FINISH, StepRecord(data).encode()))
         return AlreadyDone(result)
 
-    async def _close(self) -> tuple[bytes, Any, Sequence[InboxMessage]] | None:
+    async def _close(self) -> tuple[bytes, Any] | None:
         """Call `finish` and store memories, unless messages came that the agent has not seen.
 
-        Return the result as JSON and as its record decodes, and the messages that stay unread.
+        Return the result as JSON and as its record decodes.
         """
         agent = self._agent
         codec = codec_of(agent.finish)
@@ -319,14 +312,14 @@ class Loop(Generic[S]):
         result = acknowledged(agent, self._live, codec, returned)
         data, result = codec.encode("method", "finish", result)
         check_size("what finish returned", len(data), self._run.payload_limit)
-        unread = await self._incoming.unread()
+        await self._incoming.unread()
         if (self._incoming.has_new and self._incoming.may_plan) or await self._corrections.pending():
             return None
         if type(agent).remember is Agent.remember:
             await store_discoveries(self._run, [(one.n, one.fact, one.source) for one in self._state.discoveries])
         else:
             await store_findings(self._run, await agent.remember(self._ctx, self._state))
-        return data, result, unread
+        return data, result
 
     async def _take(self, step: PlanStep) -> bool:
         """Take a step and return whether it is done. A step that failed and was replaced is not."""

@@ -30,6 +30,7 @@ from ...queues.security.redaction import Redaction
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.pipelining import Argument
+from ...queues.wording import counted
 from ..durable.attempt_end import checkpoint_changes
 from ..durable.ended_task import cleanup_message
 from ..durable.run import Run
@@ -49,6 +50,13 @@ _OTHER_CODE: Final = (
     "{}; such tasks go back to the queue for workers with other code, up to {} times each, then they become dead "
     "letters; further ones are logged at DEBUG"
 )
+
+
+def _warn_unread(task_id: str, count: int) -> None:
+    messages = counted(count, "message")
+    logger.bind(id=task_id).warning(
+        "task {} has ended and left {} unread: perdure task inbox {}", task_id, messages, task_id
+    )
 
 
 class Settler:
@@ -125,6 +133,7 @@ class Settler:
             entries=last,
             cleanup=None if success.handed_to is not None else self._cleanup(run),
             on_watched=self._on_watched,
+            on_unread=_warn_unread,
         )
 
     def _reschedule(self, run: Run, outcome: Rerun | Park | AwaitVersion) -> Callable[[], Awaitable[None]]:

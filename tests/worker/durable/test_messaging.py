@@ -329,7 +329,7 @@ async def test_a_broken_message_is_named_and_can_be_dropped(settings: Settings, 
         await redis_command(app, "HSET", handle.partition.inbox(handle.id), f"m:{second}", "1 ?")
         await work_off(app)
         assert await handle.result() == [1, 3]
-        (line,) = [line for line in warnings_of if handle.id in line]
+        (line,) = [line for line in warnings_of if "could not be read" in line]
         assert f"message {second} in the inbox of task {handle.id} could not be read: could not decode" in line
         assert f"perdure task inbox {handle.id} --drop {second}" in line
         assert [one.number for one in await handle.pending_messages()] == [second]
@@ -495,3 +495,24 @@ async def test_a_message_that_a_cancelled_wait_has_found_is_read_by_the_next_cal
             await wait_until(lambda: _events(handle, "waiting", 1), "the branch waits")
             await handle.send("now")
             assert await bounded(handle.result()) == ["now"]
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_a_function_that_ends_with_unread_messages_says_so(
+    app: App, warnings_of: list[str], writes: bool
+) -> None:
+    @app.task
+    async def deaf(ctx: Context) -> None:
+        if writes:
+            await ctx.inbox(limit=1)
+
+    handle = await deaf.enqueue()
+    for text in ("one", "two", "three"):
+        await handle.send(text, sender="ada")
+    await work_off(app)
+    await bounded(handle.result())
+    left = 2 if writes else 3
+    assert [event.data for event in await history(handle) if event.type == "left_unread"] == [{"count": left}]
+    assert [line for line in warnings_of if "unread" in line] == [
+        f"task {handle.id} has ended and left {left} messages unread: perdure task inbox {handle.id}\n"
+    ]

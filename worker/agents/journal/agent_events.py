@@ -193,15 +193,6 @@ class CorrectionRefused(Event):
 
 
 @built_in
-class LeftUnread(Event):
-    """Messages that the agent leaves unread at its end. senders: at most 20 of them."""
-
-    type: Literal["left_unread"] = "left_unread"
-    count: Count
-    senders: tuple[str, ...] = ()
-
-
-@built_in
 class Changed(Event):
     """Change of the state by the agent's own code; `changes` holds the patch."""
 

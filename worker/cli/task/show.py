@@ -10,7 +10,7 @@ from ....queues.errors import DecryptionError, Refused
 from ....queues.explanation.sentences import Explanation
 from ....queues.keys import Partition
 from ....queues.producer import Producer
-from ....queues.records import Record
+from ....queues.records import Record, State
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import duration, waited_for
 from ...agents.coherence.findings import StoredFinding, stored_findings
@@ -67,7 +67,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "enqueued": Time(record.enqueued_at),
             "waits": _wait(explained, since),
             "due": None if _waits_forever(record) else Time(record.due_at),
-            "inbox": f"{record.unused} unread" if record.unused else None,
+            "inbox": _inbox(record),
             "answers": f"{record.unused_answers} unused, see perdure task waiting {record.id}"
             if record.unused_answers
             else None,
@@ -104,6 +104,15 @@ async def why(producer: Producer, task: TaskOptions) -> Output:
     explained = await handle.explain()
     doubts = (f"in doubt: {doubt}" for doubt in explained.doubts)
     return Output(explained.summary(), explained.sentence, explained.remedy, *doubts)
+
+
+def _inbox(record: Record) -> str | None:
+    """Return how many messages are unread, or were left unread when the task ended."""
+    if not record.unused:
+        return None
+    if record.state is State.SUCCEEDED:
+        return f"{record.unused} left unread at the end, see perdure task inbox {record.id}"
+    return f"{record.unused} unread"
 
 
 def _waits_forever(record: Record) -> bool:

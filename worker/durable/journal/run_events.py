@@ -362,6 +362,14 @@ class Orphaned(Event):
 
 
 @built_in
+class LeftUnread(Event):
+    """Messages that the task left unread when it ended with a result."""
+
+    type: Literal["left_unread"] = "left_unread"
+    count: Count
+
+
+@built_in
 class DataLost(Event):
     """Loss of entries that the run could not send again: the task resumes after `last_entry`, the last stored one."""
 

@@ -32,6 +32,10 @@ def work(settings: Settings, environment: None) -> Any:
         async def fails(ctx: Context) -> None:
             raise ValueError
 
+        @app.task
+        async def reads_nothing(ctx: Context) -> None:
+            pass
+
         async with app:
             await work_off(app)
 
@@ -101,6 +105,17 @@ def test_a_dead_letter_gets_messages_for_its_replay(work: Any) -> None:
     sent = call("task", "send", task_id, "yes", "--from", "ada")
     assert (sent.code, sent.ids) == (0, [task_id])
     assert sent.err.endswith("; it is a dead letter and reads the message after a replay\n")
+
+
+@pytest.mark.usefixtures("environment")
+def test_messages_that_a_task_left_unread_are_shown(work: Any) -> None:
+    task_id = call("enqueue", "reads_nothing", "--queue", "test").ids[0]
+    call("task", "send", task_id, "stop", "--from", "ada")
+    assert "1 unread" in call("task", "show", task_id).out
+    work()
+    assert f"1 left unread at the end, see perdure task inbox {task_id}" in call("task", "show", task_id).out
+    assert [one["content"] for one in call("task", "inbox", task_id, "--json").lines] == ["stop"]
+    assert "left_unread" in call("task", "events", task_id).out
 
 
 def test_unread_messages_are_listed_and_removed() -> None:
