@@ -20,7 +20,7 @@ from perdure.queues.records import State
 from tests.support.paths import PROGRAMS
 from tests.support.processes import worker_processes
 from tests.support.programs.resuming import Answers
-from tests.support.workers import bounded, history, wait_until
+from tests.support.workers import bounded, history, recorded_steps, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -49,6 +49,9 @@ KILLED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Tasks that stand when their worker is killed."""
 
+LONG_STEPS = {"killed": "offer", "planned": "compute", "agent-talked": "write/stand"}
+"""Plain steps in which tasks stand: one that has run for a second is noted."""
+
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "failed": ("failed", CITY),
     "waited": ("waited", CITY),
@@ -73,6 +76,10 @@ async def notice_of(handle: TaskHandle[Any]) -> str:
     """Return the text for the user in the latest event `resumed`."""
     texts: list[str] = [event.data.get("text", "") for event in await history(handle) if event.type == "resumed"]
     return texts[-1] if texts else "(none)"
+
+
+async def has_intent(app: App, handle: TaskHandle[Any], step: str) -> bool:
+    return f"i:{step}" in await recorded_steps(app, handle)
 
 
 async def is_waiting(handle: TaskHandle[Any]) -> bool:
@@ -110,6 +117,8 @@ async def test_what_resumed_runs_and_their_users_are_told(settings: Settings, tm
                 await bounded(handles[name].result())
             for name in (*KILLED, "waited", turn.task_id):
                 await workers.line("stands", name)
+            for name, step in LONG_STEPS.items():
+                await wait_until(partial(has_intent, app, handles[name], step), f"{name} notes its long step")
             first.kill()
             await handles["written-to"].send("use euros", sender="ben")
             await handles["written-to"].send({"rooms": 3}, sender="ada")

@@ -8,7 +8,7 @@ from typing import Any
 from ...queues.event_log import walk_events
 from ...queues.inbox import InboxMessage
 from ..durable.journal.event import Event
-from ..durable.journal.handoff.document import Handoff
+from ..durable.journal.handoff.document import CompletedStep, Handoff
 from ..durable.journal.parsing import parse_event
 from ..durable.messaging import unread_messages
 from ..durable.run import Run
@@ -27,7 +27,7 @@ class ResumeInfo:
 
     1. `handoff`: the open work of the previous run (`Handoff`).
     2. `messages`: the unread messages in the inbox (a list of `InboxMessage`).
-    3. `state`: the agent's state (`AgentState`); for a function, the keys of its recorded steps.
+    3. `state`: the agent's state (`AgentState`); for a function, its completed steps with their results.
 
     Missing parts are left out. Each part is read when the iteration reaches it. Nothing is consumed: messages stay in
     the inbox until `ctx.inbox()` reads them. Nothing is recorded either, so a function with recorded steps must not
@@ -55,13 +55,11 @@ class ResumeInfo:
         """Return the unread messages, in order; they stay in the inbox."""
         return [message async for message in unread_messages(self._run)]
 
-    async def state(self) -> AgentState | list[str] | None:
-        """Result of the work so far: an agent's state, or the keys of a function's recorded steps."""
-        run = self._run
-        if (agent := run.observer(HasState)) is not None:  # type: ignore[type-abstract]  # a protocol is asked for
+    async def state(self) -> AgentState | tuple[CompletedStep, ...]:
+        """Return the result of the work so far: an agent's state, or the latest steps that a function has completed."""
+        if (agent := self._run.observer(HasState)) is not None:  # type: ignore[type-abstract]  # a protocol
             return agent.state
-        await run.history.read_all()
-        return sorted(key for key in run.history.done if not key.startswith("#"))
+        return () if self.handoff is None else self.handoff.completed
 
     async def history(self) -> AsyncIterator[Event]:
         """Yield all events of the task, the oldest first, read in pages."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ async def stand(ctx: Context) -> None:
         await asyncio.sleep(600)
 
 
+def standing(ctx: Context) -> Callable[[str], Awaitable[None]]:
+    """Return a step that stands."""
+
+    async def long(place: str) -> None:
+        await stand(ctx)
+
+    return long
+
+
 async def told(ctx: Context, prompt: str = "") -> None:
     """Write down what this run was told: its prompt, the handoff document."""
     found = ctx.resumption
@@ -85,7 +95,7 @@ async def killed(ctx: Context, city: str) -> None:
     await told(ctx)
     await ctx.step("fetch", fetch, city)
     await ctx.step("compute", lambda: "The price is 12,480 euros, valid until Friday.")
-    await ctx.step("offer", stand, ctx)
+    await ctx.step("offer", standing(ctx), city)
 
 
 @app.task(retry=AT_ONCE)
@@ -202,7 +212,7 @@ async def planned(ctx: Context, city: str) -> None:
         ["fetch", PlanStep(key="compute", title="Compute the price"), PlanStep(key="offer", title="Write it")]
     )
     await ctx.step("fetch", fetch, city)
-    await ctx.step("compute", stand, ctx)
+    await ctx.step("compute", standing(ctx), city)
     await ctx.step("offer", int)
 
 
@@ -329,7 +339,7 @@ class Talks(Works):
         return await super().act(ctx, state, step)
 
     async def write(self, ctx: Context, state: Work) -> None:
-        await ctx.step("stand", stand, ctx)
+        await ctx.step("stand", standing(ctx), "here")
 
     async def finish(self, ctx: Context, state: Work) -> str:
         state.messages.append(Message(role="assistant", content="Here is the offer."))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from ....queues.delivery.checkpoint import History, load_history
 from ....queues.derived_tasks import confirm_successor
-from ....queues.errors import DecryptionError, LargeValueLost, ServerFull, Unavailable, UnreadableCheckpoint
+from ....queues.errors import DecryptionError, LargeValueLost, ServerFull, Unavailable, UnreadableCheckpoint, WrongType
 from ....queues.event_log import TaskEvent, read_log_tail
 from ....queues.inbox import CORRECTION, InboxMessage
 from ....queues.json_form import as_json
@@ -280,7 +281,8 @@ async def _completed(run: Run, handoff: Handoff) -> Handoff:
                     break
             return found
 
-        messages = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
+        with suppress(WrongType):  # reported when the handler reads the inbox
+            messages = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
     return handoff.model_copy(update={"completed": completed, "inbox": tuple(messages)})
 
 
