@@ -53,7 +53,7 @@ class Agent(Generic[S]):
             agent without one.
         message_rounds: how often messages that come after the last step cause another plan; later ones stay unread.
         acknowledge_resume: whether a note for the user about an interruption is at the start of a session's answer, and
-            in the brief; `TurnHandle.notice` and the event `resume_notice` have it in any case.
+            in the brief; `TurnHandle.notice` has it in any case, and its default text is in the event `resumed`.
         resume_timeout: seconds that an agent with `on_resume="ask"` waits for a confirmation, before it continues.
         coherence: checks whether the agent still works on its goal.
     """
@@ -123,8 +123,8 @@ class Agent(Generic[S]):
     async def on_resume(self, ctx: Context, resumption: Resumption) -> str | None:
         """Return what to say to the user when the agent resumes after an interruption; None for the default text.
 
-        Called once per resume, before the next step. The text is in the event `resume_notice` and in the conversation,
-        and with `acknowledge_resume` at the start of the answer of a session's turn.
+        Called once per resume, before the next step. The text is in the conversation and in `TurnHandle.notice`, and
+        with `acknowledge_resume` at the start of the answer of a session's turn.
         """
         return None
 

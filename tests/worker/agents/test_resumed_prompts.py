@@ -131,7 +131,7 @@ async def test_the_notice_of_a_successor_says_that_the_work_was_handed_over(app:
         assert await bounded(running.result()) == "taken"
         successor = await app.producer.find(f"{running.id}.h1")
         assert successor is not None
-        [notice] = [event.data for event in await history(successor) if event.type == "resume_notice"]
-        assert notice["text"].startswith("Resumed after a handoff from another task at ")
-        assert "shutdown" not in notice["text"]
-        assert "Restored" not in notice["text"]
+        [notice] = [event.data["text"] for event in await history(successor) if event.type == "resumed"]
+        assert notice.startswith("This work was handed over at ")
+        assert "shutdown" not in notice
+        assert "Restored" not in notice

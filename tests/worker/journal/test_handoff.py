@@ -13,13 +13,17 @@ from perdure.worker.durable.journal.handoff.budget import clipped, estimated_tok
 from perdure.worker.durable.journal.handoff.document import (
     AwaitedAnswer,
     CallInFlight,
+    CompletedStep,
     Dependencies,
     DoubtfulStep,
     FoundFact,
     Handoff,
     MadeDecision,
+    OpenPromise,
+    OpenQuestion,
     OpenStep,
     ToolUse,
+    UnreadMessage,
 )
 from perdure.worker.durable.journal.resumption import Resumption
 from perdure.worker.errors import BadHandoff
@@ -49,6 +53,14 @@ HANDOFFS = st.builds(
     attention=st.lists(TEXT, max_size=8).map(tuple),
     later=st.lists(TEXT, max_size=8).map(tuple),
     waiting_on=st.lists(st.builds(AwaitedAnswer, what=TEXT, on=TEXT, why=TEXT), max_size=3).map(tuple),
+    steps=st.integers(0, 9),
+    total=st.integers(0, 9),
+    completed=st.lists(st.builds(CompletedStep, key=NAME, title=TEXT, result=TEXT), max_size=20).map(tuple),
+    promises=st.lists(st.builds(OpenPromise, what=TEXT, by=TEXT, to=TEXT), max_size=12).map(tuple),
+    questions=st.lists(st.builds(OpenQuestion, text=TEXT, to=TEXT), max_size=12).map(tuple),
+    constraints=st.lists(TEXT, max_size=12).map(tuple),
+    files=st.lists(TEXT, max_size=30).map(tuple),
+    inbox=st.lists(st.builds(UnreadMessage, sender=TEXT, text=TEXT), max_size=10).map(tuple),
     artifacts=st.lists(TEXT, max_size=8).map(tuple),
     dependencies=st.builds(
         Dependencies,
@@ -57,7 +69,9 @@ HANDOFFS = st.builds(
         unread=st.integers(0, 9),
     ),
 )
-SECTIONS = ("In progress", "Decisions", "Needs attention next", "Can wait", "Waiting for")
+SECTIONS = ("In progress", "Decided and why", "Needs attention next", "Can wait", "Waiting for")
+OTHERS = ("Discovered", "Said by the user", "Promises", "Open questions", "Changed files")
+"""Sections that are left out without entries."""
 
 
 def words(text: str) -> int:
@@ -74,6 +88,9 @@ def as_json(handoff: Handoff) -> str:
 def test_the_markdown_stays_within_the_budget(handoff: Handoff, budget: int, count: object) -> None:
     assert callable(count)
     assert count(fitted_text(handoff, budget, count=count)) <= budget
+    assert (
+        count(Resumption(after="crash", task="audit", goal="all", handoff=handoff).text(budget, count=count)) <= budget
+    )
 
 
 @settings(deadline=None, max_examples=25)
@@ -91,7 +108,8 @@ def test_a_document_that_fits_is_whole_and_removals_are_counted(handoff: Handoff
     small = fitted(handoff, budget)
     if estimated_tokens(handoff.to_markdown()) <= budget:
         assert small == handoff
-    for kind in ("decisions", "discoveries", "later", "attention", "waiting_on", "in_progress"):
+    kinds = ("decisions", "discoveries", "later", "attention", "waiting_on", "in_progress", "completed", "promises")
+    for kind in (*kinds, "questions", "constraints", "files", "inbox"):
         gone = len(getattr(handoff, kind)) - len(getattr(small, kind))
         assert small.left_out.get(kind, 0) == gone
     if small.left_out:
@@ -155,15 +173,7 @@ def test_the_head_has_the_goal_and_the_summary_if_there_are_any() -> None:
 
 def test_a_text_cannot_start_a_section() -> None:
     text = Handoff(task="t", session="x", why="crash", attention=("a\n## Can wait\n- b",)).to_markdown()
-    assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == [
-        "In progress",
-        "Decisions",
-        "Discoveries",
-        "Needs attention next",
-        "Can wait",
-        "Waiting for",
-    ]
-    assert all(f"## {title}\n" in text for title in SECTIONS)
+    assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == [*SECTIONS]
 
 
 @pytest.mark.parametrize(
@@ -313,6 +323,12 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
         attention=(HOSTILE,),
         later=(HOSTILE,),
         waiting_on=(AwaitedAnswer(what=HOSTILE, on=HOSTILE, why=HOSTILE),),
+        completed=(CompletedStep(key=HOSTILE, title=HOSTILE, result=HOSTILE),),
+        inbox=(UnreadMessage(sender=HOSTILE, text=HOSTILE),),
+        promises=(OpenPromise(what=HOSTILE, by=HOSTILE, to=HOSTILE),),
+        questions=(OpenQuestion(text=HOSTILE, to=HOSTILE),),
+        constraints=(HOSTILE,),
+        files=(HOSTILE,),
         artifacts=(HOSTILE,),
         dependencies=Dependencies(
             tools=(ToolUse(tool=HOSTILE),),
@@ -331,12 +347,25 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
         "Left out for length: 1 # Rules - ignore",
     )
     assert [line for line in lines if line and not line.startswith(starts)] == []
-    assert [line for line in lines if line.startswith("## ")] == [
-        f"## {title}" for title in (*SECTIONS[:2], "Discoveries", *SECTIONS[2:])
-    ]
+    assert [line for line in lines if line.startswith("## ")] == [f"## {title}" for title in (*SECTIONS, *OTHERS)]
     assert not any("<script>" in line and "`" not in line for line in lines)
-    summary = Resumption(after="crash", handoff=handoff).summary()
-    assert "\n" not in summary
+    resumption = Resumption(after="crash", task=HOSTILE, goal=HOSTILE, handoff=handoff)
+    assert "\n" not in resumption.summary()
+    assert "\n" not in resumption.notice()
+    starts = (
+        "- ",
+        "## ",
+        "Goal: ",
+        "You are resuming ",
+        "Completed:",
+        "Continue after ",
+        "Messages that came meanwhile:",
+        "Left out for length: 1 # Rules - ignore",
+        "\\# Rules - ignore",
+    )
+    text = resumption.text(100_000)
+    assert [line for line in text.splitlines() if line and not line.startswith(starts)] == []
+    assert "<script>" not in text.replace("`", "") or "`" in text
 
 
 def test_a_summary_dates_the_stop_of_the_run_and_not_its_replay() -> None:

@@ -299,16 +299,23 @@ async def telling(settings: Settings, listener: Listener, **changes: Any) -> Asy
 
 
 @pytest.mark.integration
-async def test_a_resumed_run_reports_what_was_restored(settings: Settings, listener: Listener) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_a_resumed_run_reports_what_was_restored(settings: Settings, listener: Listener, sealed: bool) -> None:
     started, reported = asyncio.Event(), asyncio.Event()
-    async with telling(settings, listener) as app:
+    changes = {"encryption_keys": "c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q="} if sealed else {}
+    async with telling(settings, listener, **changes) as app:
+
+        async def search(person: str) -> None:
+            if started.is_set():
+                return
+            started.set()
+            await asyncio.sleep(60)
 
         @app.task
         async def job(ctx: Context) -> None:
+            await ctx.plan(["one", PlanStep(key="search", title="Find the file of Ben")])
             await ctx.step("one", len, "x")
-            if ctx.resumption is None:
-                started.set()
-                await asyncio.sleep(60)
+            await ctx.tool("search", search, "Ben")
             await reported.wait()
 
         async with running_worker(app):
@@ -321,8 +328,14 @@ async def test_a_resumed_run_reports_what_was_restored(settings: Settings, liste
             reported.set()
             await bounded(handle.result())
         assert (about["event"], about["task"], about["id"], about["queue"]) == ("resumed", "job", handle.id, "notices")
-        assert (about["after"], about["restored"]) == ("crash", {"steps": 1})
-        assert "restored: 1 step; last step: one" in about["summary"]
+        assert (about["after"], about["restored"]) == ("crash", {"steps": 1, "events": 1})
+        assert "restored: 1 step, 1 event; last step: one" in about["summary"]
+        assert ("Ben" in about["summary"]) is not sealed
+        next_step = "step 2 of 2" if sealed else "Find the file of Ben (step 2 of 2)"
+        assert f"Restored: 1 of 2 steps. Next: {next_step}, which was cut off." in about["text"]
+        assert [event.data["text"] for event in await history(handle) if event.type == "resumed"] == [
+            about["text"].replace(next_step, "Find the file of Ben (step 2 of 2)")
+        ]
         notified = [event.data for event in await history(handle) if event.type == "notified"]
         assert notified == [{"what": "resumed", "how": "webhook"}]
 

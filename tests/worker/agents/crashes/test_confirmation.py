@@ -87,7 +87,7 @@ async def stopped(app: App, *stops: tuple[str, str], retry: Retry | None = None,
 
 async def logged(handle: TaskHandle[Any]) -> list[str]:
     """Return the events that concern the confirmation, in order."""
-    kinds = ("waiting", "waited", "received", "corrected", "resume_notice")
+    kinds = ("waiting", "waited", "received", "corrected", "resumed")
     return [event.type for event in await history(handle) if event.type in kinds]
 
 
@@ -112,8 +112,7 @@ async def test_a_confirmation_without_changes_lets_the_agent_continue(app: App, 
     assert prompts[-2].startswith(f"# Brief\n\nYou are resuming careful after a {why} and a wait for confirmation (20")
     assert f"- in doubt: `two` started and has no result; look up `{handle.id}:two`" in prompts[-2]
     assert "in doubt" not in prompts[-1]
-    notice = ["resume_notice"] if end == "crash" else []
-    assert await logged(handle) == [*notice, "waiting", "waited"]
+    assert await logged(handle) == ["resumed", "waiting", "resumed", "waited"]
     assert await handle.pending_messages() == []
 
 
@@ -122,7 +121,7 @@ async def test_a_correction_confirms_and_applies(app: App) -> None:
     await handle.correct({"context.city": "Oslo"})
     await work(app, handle)
     assert (await bounded(handle.result()))[:3] == ["Rome", "Oslo", "Oslo"]
-    assert await logged(handle) == ["resume_notice", "waiting", "waited", "corrected"]
+    assert await logged(handle) == ["resumed", "waiting", "resumed", "waited", "corrected"]
 
 
 async def test_a_message_confirms_and_is_delivered(app: App) -> None:
@@ -130,7 +129,7 @@ async def test_a_message_confirms_and_is_delivered(app: App) -> None:
     await handle.send("go")
     await work(app, handle)
     assert (await bounded(handle.result()))[3:] == ["go"]
-    assert await logged(handle) == ["resume_notice", "waiting", "waited", "received"]
+    assert await logged(handle) == ["resumed", "waiting", "resumed", "waited", "received"]
 
 
 async def test_a_message_from_before_the_question_confirms_nothing(app: App) -> None:
@@ -152,7 +151,7 @@ async def test_the_agent_continues_when_the_time_has_passed(app: App) -> None:
     handle = await stopped(app, ("two", "crash"), resume_timeout=0.001)
     async with running_worker(app):
         assert await bounded(handle.result()) == ["Rome", "Rome", "Rome"]
-    assert await logged(handle) == ["resume_notice", "waiting", "waited"]
+    assert await logged(handle) == ["resumed", "waiting", "resumed", "waited"]
 
 
 async def test_a_run_that_is_killed_before_it_parks_has_asked_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

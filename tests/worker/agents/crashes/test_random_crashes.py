@@ -157,7 +157,7 @@ async def test_the_state_is_the_reduction_of_the_log_over_random_crashes(
     assert await bounded(handle.result()) == [f"s{n}" for n in range(STEPS)]
     assert len(kind.paid) == 1, "the effect of the risky step happened once"
     events = await history(handle)
-    features = {"archived", "judged", "planned", "received", "resume_notice", "snapshot", "workspace_saved"}
+    features = {"archived", "judged", "planned", "received", "resumed", "snapshot", "workspace_saved"}
     assert features <= {event.type for event in events}
     numbers = [event.number for event in events if event.number is not None]
     assert numbers == list(range(1, len(numbers) + 1))

@@ -31,7 +31,7 @@ from perdure.queues.derived_tasks import enqueue_successor
 from perdure.queues.keys import GROUP
 from perdure.worker.durable import continuation
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
-from perdure.worker.durable.journal.handoff.document import Handoff
+from perdure.worker.durable.journal.handoff.document import CompletedStep, Handoff
 from perdure.worker.durable.journal.resumption import Resumption
 from perdure.worker.runtime import settler
 from perdure.worker.runtime.slots import Slots
@@ -146,7 +146,8 @@ async def test_the_next_run_gets_the_handoff_of_a_shutdown(app: App) -> None:
     await work_off(app)
     resumption = found[1]
     assert resumption is not None
-    assert (resumption.after, resumption.handoff) == ("hand_off", handoff)
+    done = (CompletedStep(key="first", result="no result"),)
+    assert (resumption.after, resumption.handoff) == ("hand_off", handoff.model_copy(update={"completed": done}))
     assert resumption.summary().startswith("resumed after a shutdown of its worker at ")
 
 
@@ -372,7 +373,8 @@ async def test_a_handoff_survives_a_crash_before_the_release(app: App, monkeypat
     handoff = await handoff_of(app, handle)
     async with running_worker(app):
         await bounded(handle.result())
-    assert (found[0].after, found[0].handoff) == ("crash", handoff)
+    done = (CompletedStep(key="first", result="no result"),)
+    assert (found[0].after, found[0].handoff) == ("crash", handoff.model_copy(update={"completed": done}))
     assert handoff.why == "shutdown"
 
 

@@ -329,7 +329,7 @@ class Handoff(_Part):
     def next_step(self) -> OpenStep | None:
         """The step of the plan with which the work continues: the running one, else the next one."""
         running = [step for step in self.in_progress if step.planned]
-        return next(iter([*running, *self.pending]), None)
+        return next(iter([*running, *self.pending]), None) if self.total else None
 
     def completed_lines(self) -> list[str]:
         """Return a line for each completed step that is listed, after one that counts the others."""
