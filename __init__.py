@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .queues.producer import Producer
     from .queues.records import State
     from .queues.streams import StreamItem
+    from .queues.unique import Unique
     from .worker.agents.agent import Agent, Plan
     from .worker.agents.coherence.findings import Coherence
     from .worker.agents.context.builder import ContextBuilder
@@ -144,6 +145,7 @@ __all__ = [
     "TaskNotFound",
     "TurnHandle",
     "Unavailable",
+    "Unique",
     "Worker",
     "WorkspaceError",
     "configure_logging",
@@ -222,6 +224,7 @@ _HOMES = {
     "TaskNotFound": ".queues.errors",
     "TurnHandle": ".worker.session",
     "Unavailable": ".queues.errors",
+    "Unique": ".queues.unique",
     "Worker": ".worker.runtime.worker",
     "WorkspaceError": ".worker.errors",
     "configure_logging": ".worker.log",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -24,6 +24,7 @@ from .presence import WorkerInfo
 from .schemas import UnusableSchema, check_schema, find_problems
 from .transport.gateway import Gateway
 from .transport.scripts import milliseconds
+from .unique import Unique, UniqueTask, unique_task
 from .wording import listed
 
 KEPT: Final = 30 * 86_400
@@ -57,6 +58,7 @@ class CatalogTask:
         max_attempts, max_crashes: Limits of its retry policy; None if they are unknown.
         app, version: Set by the entry that lists the task.
         task_version: Version of the task's code.
+        unique: Its rule for unique tasks, see `UniqueTask.published`; None without one.
     """
 
     name: str
@@ -69,6 +71,7 @@ class CatalogTask:
     app: str = ""
     version: str = ""
     task_version: int = 1
+    unique: Mapping[str, Any] | None = None
 
     @property
     def problem(self) -> str | None:
@@ -89,6 +92,28 @@ class CatalogTask:
             ) from None
         if problems:
             raise CatalogError(f"task {self.name!r}: {listed(problems, 3, '; ')}")
+
+
+    def unique_task(self, unique: Unique | Literal[False] | None = None) -> UniqueTask | None:
+        """Return the rule for unique tasks of a call. unique: the caller's own rule, False for none.
+
+        Raises `CatalogError` if only the app can make the key, or what is published is no rule.
+        """
+        if unique is not None:
+            return unique_task(self.name, unique)
+        if self.unique is None:
+            return None
+        try:
+            if self.unique.get("function"):
+                raise CatalogError(
+                    f"task {self.name!r} is unique by a function of app {self.app!r}, which only that app can call: "
+                    "enqueue the task there, or let the app name the arguments in by="
+                )
+            return UniqueTask.read(self.name, self.unique)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, CatalogError):
+                raise
+            raise CatalogError(f"could not read the rule for unique tasks of task {self.name!r}: {error}") from None
 
 
 class AppEntry:
@@ -286,6 +311,7 @@ def _task(app: str, version: str, fields: Mapping[str, Any]) -> CatalogTask:
         app=app,
         version=version,
         task_version=_count(fields.get("task_version")) or 1,
+        unique=fields.get("unique"),
     )
 
 

@@ -36,9 +36,12 @@ from .transport.scripts import Script, queue_script
 _RESET = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
-_ENQUEUE_LARGE = queue_script("enqueue_large")
+_ENQUEUE_ONE = queue_script("enqueue_one")
 
 _NO_NAMES: Final = ("", "")
+
+_ENDED: Final = -2
+"""Answer of the script: the claim has ended, and nothing is stored."""
 
 _SCRIPT_BYTES: Final = 4 * 1024 * 1024
 """Largest size of one script's messages, so that other clients do not wait long for it."""
@@ -58,6 +61,19 @@ class BatchLimits:
 
     script: int = 500
     together: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim of a unique key, under which one task is stored.
+
+    until: end of the claim, in milliseconds of Redis' clock. beside: partition of the task that this one replaces, None
+    without one. request: request to cancel that task, see handle.py.
+    """
+
+    until: int
+    beside: Partition | None = None
+    request: bytes = b""
 
 
 class BatchEnqueuer:
@@ -84,6 +100,10 @@ class BatchEnqueuer:
         known, self._known = self._known, []
         return known
 
+    def note_known(self, partition: Partition, message: TaskMessage) -> None:
+        """Note a message that is not to be stored, since a task with its id is in a partition."""
+        self._known.append((partition, message))
+
     async def one(self, message: TaskMessage) -> Partition:
         """Store one task; return its partition."""
 
@@ -100,6 +120,31 @@ class BatchEnqueuer:
             return found.get(0)
 
         return await self._router.place(message.number, store, find if message.own_id else None)
+
+    async def claimed(self, message: TaskMessage, claim: Claim) -> Partition | None:
+        """Store one task under a claim; return its partition, None if the claim has ended."""
+        ended = False
+
+        async def store(partition: Partition) -> bool:
+            nonlocal ended
+            (answer,) = await self._store_one(partition, message, claim)
+            ended = answer == _ENDED
+            if answer == 0 and message.own_id:
+                self._known.append((partition, message))
+            return answer >= 0 or ended
+
+        await self._router.refresh()
+        beside = claim.beside
+        if beside is not None and self._router.takes(beside) and await store(beside):
+            return None if ended else beside
+        found = await self._router.place(message.number, store)
+        return None if ended else found
+
+    async def numbered(self, message: TaskMessage) -> tuple[TaskMessage, int]:
+        """Return a message with the number of its partition, and the index of the partition where it belongs now."""
+        await self._router.refresh()
+        number = self._router.next_number() if message.number is None else message.number
+        return message._replace(number=number), self._router.partition(number).index
 
     async def fresh(self, message: TaskMessage, check: Callable[[Partition], Awaitable[None]]) -> Partition:
         """Store one task in the place of an ended one with the same id; return its partition.
@@ -297,19 +342,23 @@ class BatchEnqueuer:
         for position in large:
             if start < position:
                 answers += await self._store(partition, messages[start:position])
-            answers += await self._store_large(partition, messages[position])
+            answers += await self._store_one(partition, messages[position])
             start = position + 1
         return answers if start == len(messages) else answers + await self._store(partition, messages[start:])
 
-    async def _store_large(self, partition: Partition, message: TaskMessage) -> list[int]:
-        args = (message.id, message.envelope, message.arguments, max(0, self._delay_ms))
+    async def _store_one(self, partition: Partition, message: TaskMessage, claim: Claim | None = None) -> list[int]:
+        """Store a message with large arguments, or one under a claim: only in the partition of a request to cancel."""
+        until: int | str = "" if claim is None else claim.until
+        request = claim.request if claim is not None and claim.beside == partition else b""
+        args = (message.id, message.envelope, message.arguments, max(0, self._delay_ms), until, request)
         keys = [partition.ready, partition.closed, partition.timeline, partition.record(message.id)]
+        keys += (partition.due, partition.nudge)
 
         async def store(uploads: Sequence[str]) -> Any:
-            named = [*keys, *uploads, partition.due, partition.nudge]
+            named = [*keys, *uploads]
             if self._replicated:
-                return await self._store_replicated(_ENQUEUE_LARGE, named, args, partition, [message])
-            return await self._gateway.run(_ENQUEUE_LARGE, named, args)
+                return await self._store_replicated(_ENQUEUE_ONE, named, args, partition, [message])
+            return await self._gateway.run(_ENQUEUE_ONE, named, args)
 
         answer: int = await store_with_upload(self._gateway, partition, message.large, store)
         return [answer]

@@ -132,7 +132,7 @@ class Envelope(BaseModel):
     that it is a fork or an imported copy of, of the task that this one is a copy of, and so on. on_end: whether the act
     that ends it enqueues a clean-up task; then a worker must cancel it. parent: id of the task that has spawned it.
     depth: number of parents above it. group: whether its arguments hold a group, see groups.py. version: of its code in
-    the worker that spawned it, which its first run keeps.
+    the worker that spawned it, which its first run keeps. unique: digest of its unique key, see unique.py.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -155,6 +155,7 @@ class Envelope(BaseModel):
     depth: Annotated[int, Field(ge=0, le=_MAX_DEPTH)] = 0
     version: Annotated[int, Field(ge=1, le=_MAX_VERSION)] | None = None
     group: bool = False
+    unique: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
 
     @property
     def session(self) -> str:
@@ -166,7 +167,7 @@ class Envelope(BaseModel):
     def plain(self) -> bool:
         """Whether it holds only the id, and the names of the task and its app."""
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
-        special = special or self.on_end or self.parent is not None or self.group
+        special = special or self.on_end or self.parent is not None or self.group or self.unique is not None
         return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
@@ -193,6 +194,8 @@ class Envelope(BaseModel):
             fields["copy_of"] = self.copy_of
         if self.on_end:
             fields["on_end"] = True
+        if self.unique is not None:
+            fields["unique"] = self.unique
         return orjson.dumps(fields | self._of_family() if self.parent is not None or self.group else fields)
 
     def _of_family(self) -> dict[str, Any]:
@@ -363,6 +366,10 @@ class TaskMessage(NamedTuple):
         if self.large is not None:
             return cipher.decrypt(argument_chunks(task, secrets), self.large.stored)
         return cipher.decrypt(arguments_field(task, secrets), self.arguments)
+
+    def with_unique(self, digest: str) -> TaskMessage:
+        """Return the message with the digest of its unique key."""
+        return self._replace(envelope=b'%b,"unique":"%b"}' % (self.envelope[:-1], digest.encode()), names=None)
 
     def placed_by_id(self) -> TaskMessage:
         """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""

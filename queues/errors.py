@@ -424,10 +424,12 @@ class TaskFailed(TaskOutcome):
 
 
 class TaskCancelled(TaskOutcome):
-    """The task was cancelled before it had a result."""
+    """The task was cancelled before it had a result. replaced_by: id of the task of its unique key in its place."""
 
-    def __init__(self, task_id: str) -> None:
-        super().__init__(task_id, f"task {task_id} was cancelled")
+    def __init__(self, task_id: str, replaced_by: str | None = None) -> None:
+        why = "" if replaced_by is None else f", since task {replaced_by} of the same unique key replaced it"
+        super().__init__(task_id, f"task {task_id} was cancelled{why}")
+        self.replaced_by = replaced_by
 
 
 class SessionError(QueueError):

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import anyio
 from pydantic import GetCoreSchemaHandler, TypeAdapter
@@ -26,7 +26,7 @@ from .delivery.due_set import CANCEL_REQUEST
 from .derived_tasks import MAX_HAND_OFFS, confirm_successor
 from .doubts import Decision, Doubt, Resolution, read_doubts, resolve_step
 from .durations import Moment, seconds_until
-from .envelope import DEFAULT_PAYLOAD_LIMIT, is_task_id
+from .envelope import DEFAULT_PAYLOAD_LIMIT, check_task_id, is_task_id, readable_envelope
 from .errors import (
     DecryptionError,
     HandOffRefused,
@@ -55,6 +55,7 @@ from .transport.gateway import Gateway
 from .transport.large_values import LargeValue, read_large
 from .transport.scripts import queue_script
 from .transport.threadsafe_calls import blocking, iterate_blocking
+from .unique import free_marker
 
 if TYPE_CHECKING:
     from .emitted_events import MergedEvents
@@ -335,7 +336,7 @@ class TaskHandle(Generic[R]):
 
     async def _outcome(self, record: Record) -> bytes:
         if record.state is State.CANCELLED:
-            raise TaskCancelled(self.id)
+            raise TaskCancelled(self.id, replaced_by=record.replaced_by)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
         if record.result is None:
@@ -692,10 +693,39 @@ class TaskHandle(Generic[R]):
 
 
 _CANCEL: Final = queue_script("cancel")
+CANCEL: Final = _CANCEL.name
+"""Name of the script in `gateway.denied`, if the user may not cancel tasks itself."""
+
 _READ: Final = ("at", "entry", "token", "replays")
+_LIFE: Final = 3
+"""Fields of a request after the id that say which life of the task is meant; see `_life`."""
 
 
-async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, retention: float) -> State:
+class Replacement(NamedTuple):
+    """Why a task is cancelled: another one of its unique key has replaced it.
+
+    by: id of that task. unstarted: whether a task that a worker has started is left alone.
+    """
+
+    by: str
+    unstarted: bool = False
+
+    def fields(self) -> list[bytes]:
+        """Return the further fields of a request."""
+        return [self.by.encode(), b"1" if self.unstarted else b""]
+
+    @classmethod
+    def of(cls, fields: Sequence[bytes]) -> Replacement | None:
+        """Return what the further fields of a request say; None without any. Raises `ValueError`."""
+        if not fields:
+            return None
+        by, unstarted = fields
+        return cls(check_task_id(by.decode("ascii")), unstarted == b"1")
+
+
+async def cancel_task(
+    gateway: Gateway, partition: Partition, task_id: str, *, retention: float, replacement: Replacement | None = None
+) -> State:
     """Cancel a task, and end its turn if it is one of a session. See `TaskHandle.cancel`.
 
     If the caller dies in between, another call, or the session sweeper, ends the turn.
@@ -706,16 +736,16 @@ async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, r
     answer = None
     if _CANCEL.name not in gateway.denied:
         try:
-            answer = await _cancel(gateway, partition, task_id, retention)
+            answer = await _cancel(gateway, partition, task_id, retention, replacement=replacement)
         except Refused as error:
             if not is_denied(error):
                 raise
             gateway.denied.add(_CANCEL.name)
     if answer is None:
-        return await _request(gateway, partition, task_id)
+        return await _request(gateway, partition, task_id, replacement)
     if answer == b"missing":
         raise _not_found(gateway, partition, task_id)
-    if answer == b"deferred":
+    if answer in (b"deferred", b"started"):
         record = await read_record(gateway, partition, task_id)
         return State.CANCELLED if record is None else record.state
     return State.RUNNING if answer == b"requested" else State(answer.decode())
@@ -729,7 +759,8 @@ async def answer_requests(
         task_id, *life = request.removeprefix(CANCEL_REQUEST).split(b" ")
         try:
             if is_task_id(name := task_id.decode("ascii", "replace")):
-                await _cancel(gateway, partition, name, retention, life)
+                life, further = life[:_LIFE], life[_LIFE:]
+                await _cancel(gateway, partition, name, retention, life, replacement=Replacement.of(further))
         except Unavailable:
             raise  # the request stays
         except Exception as error:  # noqa: BLE001 - one request must not keep the others waiting
@@ -738,7 +769,13 @@ async def answer_requests(
 
 
 async def _cancel(
-    gateway: Gateway, partition: Partition, task_id: str, retention: float, life: Sequence[bytes] | None = None
+    gateway: Gateway,
+    partition: Partition,
+    task_id: str,
+    retention: float,
+    life: Sequence[bytes] | None = None,
+    *,
+    replacement: Replacement | None = None,
 ) -> bytes:
     """Cancel a task that no worker runs, else ask its worker; return the answer of the script.
 
@@ -748,25 +785,36 @@ async def _cancel(
     keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
     keys += (partition.nudge, partition.outbox)
     namespace = Namespace(partition.namespace)
-    answer, wakes = b"changed", b""
+    answer, wakes, envelope = b"changed", b"", b""
     while answer == b"changed":  # the task was replaced or replayed after it was read
         stored, (source, *found) = await gateway.pipeline(
-            [("HGET", namespace.config, "result_ttl"), ("HMGET", record, "handed_from", *_READ, "wakes", "waits")]
+            [("HGET", namespace.config, "result_ttl"), ("HMGET", record, "handed_from", *_READ, "wakes", "waits", "env")]
         )
-        *read, wakes, waits = (value or b"" for value in found)
+        *read, wakes, waits, envelope = (value or b"" for value in found)
         if life is not None and life != _life(*read):
             return answer
         ttl = read_seconds(stored) or retention
         if source is not None:  # a cancelled successor must not be stored again once its record has expired
             await confirm_successor(gateway, namespace, source.decode())
         kept = (round(ttl * 1000), registered_retention(ttl))
-        args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits)
+        further = [b"", b""] if replacement is None else replacement.fields()
+        args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits, *further)
         answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
     if answer == b"deferred" and b"join:" in wakes:
         await _cancel_children(gateway, partition, task_id, wakes.decode(), retention)
     if answer == b"cancelled" and task_id.startswith("turn-"):
         await _end_turn(gateway, partition, task_id)
+    if answer == b"cancelled" and replacement is None and b'"unique"' in envelope:
+        await _free_key(gateway, namespace, task_id, envelope)
     return answer
+
+
+async def _free_key(gateway: Gateway, namespace: Namespace, task_id: str, envelope: bytes) -> None:
+    """Remove the marker of the unique key of a cancelled task: it takes memory only."""
+    read = readable_envelope(envelope)
+    if read is not None and read.unique is not None:
+        with suppress(DecryptionError, Refused):
+            await free_marker(gateway, namespace, read.unique, task_id)
 
 
 async def _cancel_children(gateway: Gateway, partition: Partition, task_id: str, wakes: str, retention: float) -> None:
@@ -781,14 +829,24 @@ async def _cancel_children(gateway: Gateway, partition: Partition, task_id: str,
                     await cancel_task(gateway, place, child, retention=retention)
 
 
-async def _request(gateway: Gateway, partition: Partition, task_id: str) -> State:
+async def cancel_request(
+    gateway: Gateway, partition: Partition, task_id: str, replacement: Replacement | None = None
+) -> bytes:
+    """Return a request to cancel the task that has this id now, for the due set of its partition."""
+    read = (value or b"" for value in await gateway.command("HMGET", partition.record(task_id), *_READ))
+    further = [] if replacement is None else replacement.fields()
+    return CANCEL_REQUEST + b" ".join((task_id.encode(), *_life(*read), *further))
+
+
+async def _request(
+    gateway: Gateway, partition: Partition, task_id: str, replacement: Replacement | None
+) -> State:
     """Request the cancellation of a task, and return the state that it has now. A request that is repeated is one."""
     record = await read_record(gateway, partition, task_id)
     if record is None:
         raise _not_found(gateway, partition, task_id)
     if not record.state.terminal:
-        read = (value or b"" for value in await gateway.command("HMGET", partition.record(task_id), *_READ))
-        member = CANCEL_REQUEST + b" ".join((task_id.encode(), *_life(*read)))
+        member = await cancel_request(gateway, partition, task_id, replacement)
         await gateway.pipeline(
             [("ZADD", partition.due, 0, member), ("XADD", partition.nudge, "MAXLEN", 16, "*", "why", "due")]
         )

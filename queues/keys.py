@@ -57,6 +57,9 @@ on one server.
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
     {ns:~tokens:n}:token:DIGEST   string  workers             while the wait with this token is open; its time-out
                                                               and 30 days, or 400 days
+    {ns:~unique:n}:unique:DIGEST  string  producers, workers  while a task of this unique key is live: until its end,
+                                                              else 400 days after it is due; or for the window of
+                                                              seconds, see unique.py
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:junk                     stream  all                 like that of a queue
     {ns}:junk:NAME                any     all                 like that of a queue
@@ -129,6 +132,9 @@ SESSION_PARTITIONS: Final = 16
 TOKEN_PARTITIONS: Final = 16
 """Hash slots that the tokens of open waits are spread over. Part of the data format."""
 
+UNIQUE_PARTITIONS: Final = 16
+"""Hash slots that the markers of unique keys are spread over. Part of the data format."""
+
 TaskKey = Literal["record", "steps", "log", "inbox", "control", "join", "stream", "stream-keys"]
 """A kind of key that each task may have: a join for each of several calls, a stream for each of several names."""
 
@@ -155,7 +161,7 @@ def check_name(kind: str, name: object) -> str:
 
 
 _TYPES: Final = {
-    "string": ("seen", "mark", "checked", "lock:*", "token:*", "registry:catalog:*"),
+    "string": ("seen", "mark", "checked", "lock:*", "token:*", "unique:*", "registry:catalog:*"),
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
@@ -354,6 +360,14 @@ class TokenKey(NamedTuple):
     digest: str
 
 
+class MarkerKey(NamedTuple):
+    """Key of the marker of a unique key, and the place as which its value is encrypted."""
+
+    key: str
+    place: Partition
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """Keys of one deployment. Two namespaces on one Redis share no key."""
@@ -381,6 +395,11 @@ class Namespace:
         digest = hashlib.blake2b(token.encode(), digest_size=16).hexdigest()
         place = Partition(self.name, "~tokens", int(digest[:8], 16) % TOKEN_PARTITIONS)
         return TokenKey(f"{{{self.name}:{place.queue}:{place.index}}}:token:{digest}", place, digest)
+
+    def unique(self, digest: str) -> MarkerKey:
+        """Return the key of the marker of a unique key, of which it has the digest. No queue has the name of its place."""
+        place = Partition(self.name, "~unique", int(digest[:8], 16) % UNIQUE_PARTITIONS)
+        return MarkerKey(f"{{{self.name}:{place.queue}:{place.index}}}:unique:{digest}", place, digest)
 
     @property
     def junk(self) -> str:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from pydantic_core import from_json
 
@@ -15,7 +24,7 @@ from .catalog import Catalog, CatalogTask, read_catalog
 from .defaults import MAX_SECONDS, ConnectionSettings, read_settings, unknown_variables
 from .derived_tasks import check_conflicts, check_same_app, find_conflicts
 from .durations import Duration, Moment, seconds_until, to_seconds
-from .enqueueing import BatchEnqueuer
+from .enqueueing import BatchEnqueuer, BatchLimits
 from .envelope import (
     DEFAULT_LARGE_LIMIT,
     DEFAULT_PAYLOAD_LIMIT,
@@ -38,6 +47,8 @@ from .transport.address import Address
 from .transport.gateway import Gateway
 from .transport.replication import Replicated, Replication
 from .transport.server_check import ServerRequirements
+from .unique import Unique, UniqueTask, unique_task
+from .unique_enqueueing import UniqueEnqueuer
 
 if TYPE_CHECKING:
     from .waits import AnswerReceipt
@@ -140,6 +151,7 @@ class Producer:
         result_ttl: Duration | None = None,
         durability: Replicated | None = None,
         tags: Collection[str] = (),
+        unique: Unique | Literal[False] | None = None,
     ) -> TaskHandle[Any]:
         """Enqueue one task by name. Once this returns, the task is never lost.
 
@@ -155,24 +167,28 @@ class Producer:
             timeout, max_attempts, result_ttl: See `Options`.
             durability: "replicated" waits until replicas have the task.
             tags: Words by which people find the task in lists.
+            unique: Rule for tasks of which one of each key may be there. Default: that of the catalog, if no queue is
+                named. False for none.
 
         Raises:
-            CatalogError: No queue is named, and the catalog lists no such task, several, or other arguments.
+            CatalogError: No queue is named, and the catalog lists no such task, several, other arguments, or a rule
+                whose key only the app can make.
             PayloadTooLarge: The arguments are over the limit of large ones.
             TaskExists: A stored task has this id, and another name or other arguments.
             TypeError: The arguments are not JSON.
+            ValueError: An option is wrong, or the unique key.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
         if headers or tags or (timeout, max_attempts, result_ttl) != (None, None, None):
             form = EnvelopeTemplate(task, headers, make_options(timeout, max_attempts, result_ttl), tags, app=app)
         else:
             form = _plain(task, app)
-        message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)
+        message, rule = form.message(*encode_arguments(args or {}), key=key, task_id=task_id), unique_task(task, unique)
         if queue is None:
             listed = await self._listed(task, app)
             listed.check(message.arguments)
-            queue = listed.queue
-        return await self.send_one(message, queue=queue, delay=delay, durability=durability)
+            queue, rule = listed.queue, listed.unique_task(unique)
+        return await self.send_one(message, queue=queue, delay=delay, durability=durability, unique=rule)
 
     async def enqueue_many(
         self,
@@ -184,17 +200,18 @@ class Producer:
         delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
+        unique: Unique | Literal[False] | None = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments. All are checked before the first one is sent.
 
-        queue, app: see `enqueue`.
+        queue, app, unique: see `enqueue`.
         """
-        listed = None
+        listed, rule = None, unique_task(task, unique)
         if queue is None:
             listed = await self._listed(task, app)
-            queue = listed.queue
+            queue, rule = listed.queue, listed.unique_task(unique)
         messages = _messages(_plain(task, app), many, key, listed)
-        return await self.send(messages, queue=queue, delay=delay, durability=durability)
+        return await self.send(messages, queue=queue, delay=delay, durability=durability, unique=rule)
 
     async def enqueue_group(
         self,
@@ -252,18 +269,19 @@ class Producer:
         delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
+        unique: Unique | Literal[False] | None = None,
     ) -> AsyncIterator[TaskHandle[Any]]:
         """Enqueue one task per set of arguments, in constant memory; yield a handle per stored task.
 
-        If a set of arguments is refused, tasks before it may be stored. queue, app: see `enqueue`.
+        If a set of arguments is refused, tasks before it may be stored. queue, app, unique: see `enqueue`.
         """
-        listed = None
+        listed, rule = None, unique_task(task, unique)
         if queue is None:
             listed = await self._listed(task, app)
-            queue = listed.queue
+            queue, rule = listed.queue, listed.unique_task(unique)
         messages = _messages(_plain(task, app), many, key, listed)
         handles: AsyncGenerator[TaskHandle[Any]] = self.send_stream(
-            messages, queue=queue, delay=delay, durability=durability
+            messages, queue=queue, delay=delay, durability=durability, unique=rule
         )
         async with aclosing(handles):
             async for handle in handles:
@@ -278,8 +296,12 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
         same: Callable[[bytes, bytes], bool] | None = None,
+        unique: UniqueTask | None = None,
     ) -> TaskHandle[R]:
-        """Enqueue one encoded task. same: see `find_conflicts`. Raises `TaskExists`."""
+        """Enqueue one encoded task. same: see `find_conflicts`. unique: its rule. Raises `TaskExists`."""
+        if unique is not None:
+            stored = self._unique([message], queue, delay, durability, unique, same)
+            return [self._handle(*one, decode) async for one in stored][0]
         message = self._ready(message, queue)
         if durability is not None:
             message = message.placed_by_id()
@@ -311,14 +333,18 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
         same: Callable[[bytes, bytes], bool] | None = None,
+        unique: UniqueTask | None = None,
     ) -> list[TaskHandle[R]]:
         """Enqueue encoded tasks in few round trips. All are checked before the first one is sent.
 
-        Each task is stored or not; the call is not a transaction. same: see `find_conflicts`. Raises `TaskExists` after
-        the other tasks of the batch are stored.
+        Each task is stored or not; the call is not a transaction. same: see `find_conflicts`. unique: their rule. Raises
+        `TaskExists` after the other tasks of the batch are stored.
         """
-        enqueuer = self._enqueuer(queue, delay, durability)
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
+        if unique is not None:
+            stored = self._unique(listed, queue, delay, durability, unique, same)
+            return [self._handle(*one, decode) async for one in stored]
+        enqueuer = self._enqueuer(queue, delay, durability)
         ready = [self._ready(message, queue) for message in listed]
         if durability is not None:
             ready = [message.placed_by_id() for message in ready]
@@ -332,11 +358,18 @@ class Producer:
         delay: Moment = 0.0,
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
+        unique: UniqueTask | None = None,
     ) -> AsyncGenerator[TaskHandle[R]]:
-        """Enqueue encoded tasks in constant memory; yield a handle per stored task.
+        """Enqueue encoded tasks in constant memory; yield a handle per stored task. unique: their rule.
 
         Raises `TaskExists` after the handles of the other tasks of the batch.
         """
+        if unique is not None:
+            async with aclosing(batched(messages, BatchLimits().script)) as batches:
+                async for batch in batches:
+                    async for one in self._unique(batch, queue, delay, durability, unique):
+                        yield self._handle(*one, decode)
+            return
         ready = map_items(lambda message: self._ready(message, queue), messages)
         if durability is not None:
             ready = map_items(TaskMessage.placed_by_id, ready)
@@ -362,6 +395,33 @@ class Producer:
                     if task_id not in conflicts:
                         yield task_id, partition, task_id in existed
                 check_conflicts(conflicts)
+
+    async def _unique(
+        self,
+        messages: Sequence[TaskMessage],
+        queue: str,
+        delay: Moment,
+        durability: Replicated | None,
+        unique: UniqueTask,
+        same: Callable[[bytes, bytes], bool] | None = None,
+    ) -> AsyncGenerator[tuple[str, Partition, bool]]:
+        """Store the messages of a unique task, or find those that have their keys; yield as `_stored` does."""
+        seconds = unique.check_delay(seconds_until(delay, "delay") if delay else 0.0)
+        enqueuer = self._enqueuer(queue, seconds, durability)
+        ready: list[tuple[str, TaskMessage]] = []
+        for message in messages:
+            digest = unique.digest(queue, message)
+            found = self._ready(message.with_unique(digest), queue)
+            ready.append((digest, found if durability is None else found.placed_by_id()))
+        place = (self.gateway, self.namespace, queue, enqueuer, unique.rule)
+        stored = await UniqueEnqueuer(*place, delay=seconds, retention=self.result_ttl).all(ready)
+        known = enqueuer.take_known()
+        conflicts = await find_conflicts(self.gateway, known, same) if known else {}
+        existed = {message.id for _, message in known}
+        for one in stored:
+            if one.task_id not in conflicts:
+                yield one.task_id, one.partition, one.existed or one.task_id in existed
+        check_conflicts(conflicts)
 
     async def catalog(self) -> Catalog:
         """Return the catalog of the namespace, read at most once in ten seconds."""

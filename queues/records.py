@@ -84,6 +84,7 @@ class Record:
         unused: Upper bound of the messages in its inbox. Of a task that has succeeded: those that it left unread.
         unused_answers: Answers that came early, and that no wait had used when the task ended.
         handed_to: Id of its successor.
+        replaced_by: Id of the task of its unique key for which it was cancelled.
         secrets: Paths of its secret arguments, as its producer marked them.
         masked: Further paths that are masked for display, since the definition of the task marks them.
         problem: Why the record cannot be read; then only its key and perhaps its state are known.
@@ -124,6 +125,7 @@ class Record:
     unused: int = 0
     unused_answers: int = 0
     handed_to: str | None = None
+    replaced_by: str | None = None
     problem: str | None = None
     secrets: SecretPaths = ()
     masked: SecretPaths = field(default=(), repr=False)
@@ -192,7 +194,7 @@ class Record:
         if (progress := self.shown_progress()) is not None:
             shown["progress"] = progress.summary()
         more = {"waits": self.waits, "handed_to": self.handed_to, "unused": self.unused, "key": self.key}
-        more["unused_answers"] = self.unused_answers
+        more |= {"unused_answers": self.unused_answers, "replaced_by": self.replaced_by}
         if self.problem is not None:
             shown["problem"] = self.problem
         return shown | {name: value for name, value in (more | {"tags": list(self.tags)}).items() if value}
@@ -243,7 +245,7 @@ _FIELDS: Final = (
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
     *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
-    *(b"progress", b"progress_at", b"unread", b"unused_answers", b"crash", b"returned"),
+    *(b"progress", b"progress_at", b"unread", b"unused_answers", b"crash", b"returned", b"replaced_by"),
 )
 """Fields that are read."""
 
@@ -411,6 +413,7 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
         queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
         waits=_text(fields, b"waits") if state is State.WAITING else None,
         handed_to=_text(fields, b"handed_to"),
+        replaced_by=_text(fields, b"replaced_by"),
         unused=row.unused or _number(fields, b"unread") or 0,
         unused_answers=_number(fields, b"unused_answers") or 0,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),

@@ -14,6 +14,7 @@ from ..queues.errors import ConfigurationError
 from ..queues.keys import check_name
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
+from ..queues.unique import Unique
 from .durable.steps.current import Durability
 from .log import logger
 from .middleware import Chain, Middleware, build_chain, enqueue_innermost
@@ -236,6 +237,7 @@ class App:
         strict_order: bool = False,
         coherence: Coherence | None = None,
         on_end: Task[[str], Any] | None = None,
+        unique: Unique | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -253,6 +255,7 @@ class App:
         strict_order: bool = False,
         coherence: Coherence | None = None,
         on_end: Task[[str], Any] | None = None,
+        unique: Unique | None = None,
         **unknown: Never,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
@@ -278,6 +281,8 @@ class App:
             coherence: checks while the task runs, see `Coherence`; None for none.
             on_end: a clean-up task, which gets the id of this one. The act that ends this one enqueues it on the same
                 queue: with a result, as a dead letter, or cancelled, whether it was running or not.
+            unique: which tasks must not be there twice, see `Unique`. It does not apply to children and to the tasks of a
+                group.
         """
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
@@ -303,6 +308,7 @@ class App:
                 strict_order=strict_order,
                 around=around,
                 on_end=on_end,
+                unique=unique,
             )
 
         return register if handler is None else register(handler)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NotRequired, get_origin, get_type_hints
 
 from pydantic import ConfigDict, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 from typing_extensions import TypedDict
 
 from ..queues.defaults import nearest
 from ..queues.security.secret_arguments import SecretPaths, contains_mask, has_secret, secret_values, unwrap_secrets
+from ..queues.unique import Unique, UniqueTask
 from ..queues.wording import listed
 from .durable.json_types import JsonType, storable, type_problem
 from .durable.value_loss import find_misread, warn_of_losses
@@ -29,6 +31,7 @@ CALL_OPTIONS: Final = (
     "result_ttl",
     "durability",
     "tags",
+    "unique",
 )
 """Options of one call of a task, see `Task.options`."""
 
@@ -132,6 +135,40 @@ class Arguments:
         except PydanticUserError:
             return None
 
+    def bind_unique(self, unique: Unique) -> UniqueTask:
+        """Return a rule for unique tasks as that of this task. Raises `ValueError` if these arguments make no key."""
+        parameters, names = self._signature.parameters, unique.names
+        for name in names or ():
+            if name not in parameters:
+                known = ", ".join(parameters) or "none"
+                raise ValueError(f"unique key {name!r} must be an argument; there are {known}{nearest(name, parameters)}")
+        if names is None and not callable(unique.by):
+            if self.has_secrets:
+                raise ValueError("unique by all arguments must not have secrets among them; name the others in by=")
+            if (unordered := self._unordered()) is not None:
+                raise ValueError(
+                    f"unique by all arguments must not have sets among them, whose order is open, got {unordered!r}; name "
+                    "the others in by="
+                )
+        return UniqueTask(unique, self._name, self._defaults())
+
+    def _unordered(self) -> str | None:
+        """Return the name of the first argument that has a set in its type, None without one."""
+        schema = self.schema() or {}
+        for name, form in schema.get("properties", {}).items():
+            if _has_unique_items(form, schema.get("$defs", {}), set()):
+                return str(name)
+        return None
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return the defaults of arguments as JSON data, without those that have none."""
+        found: dict[str, Any] = {}
+        for name, parameter in self._signature.parameters.items():
+            if parameter.default is not parameter.empty:
+                with suppress(PydanticSerializationError, ValidationError, ValueError):
+                    found |= from_json(self._type.write({name: parameter.default}))
+        return found
+
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, not validated. Raises `InvalidArguments`."""
         try:
@@ -217,6 +254,22 @@ def _arguments_type(name: str, handler: Callable[..., Any], parameters: Sequence
         problem = _unreadable(declared) or arguments.problem
         raise TaskDefinitionError(f"task {name!r}: its arguments cannot be read back from JSON: {problem}")
     return arguments
+
+
+def _has_unique_items(form: Any, definitions: Mapping[str, Any], seen: set[str]) -> bool:
+    """Return whether a JSON schema has arrays without an order, as those of sets are."""
+    if isinstance(form, list):
+        return any(_has_unique_items(item, definitions, seen) for item in form)
+    if not isinstance(form, dict):
+        return False
+    if form.get("uniqueItems") is True:
+        return True
+    reference = str(form.get("$ref", "")).removeprefix("#/$defs/")
+    if reference and reference not in seen:
+        seen.add(reference)
+        if _has_unique_items(definitions.get(reference), definitions, seen):
+            return True
+    return any(_has_unique_items(item, definitions, seen) for item in form.values())
 
 
 def _misdeclared(parameters: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from ..queues.catalog import AppEntry, CatalogTask
 from ..queues.defaults import MAX_SECONDS
 from ..queues.durations import Duration, to_seconds
 from ..queues.envelope import Envelope, EnvelopeTemplate
+from ..queues.unique import Unique, UniqueTask, check_unique
 from .arguments import CALL_OPTIONS, Arguments, type_hints
 from .durable.json_types import type_problem
 from .durable.steps.codec import Codec
@@ -68,6 +69,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         strict_order: bool = False,
         around: Callable[[str, Handler[..., Any]], Handler[..., Any]] | None = None,
         on_end: object = None,
+        unique: Unique | None = None,
         call_options: Collection[str] = CALL_OPTIONS,
     ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task.
@@ -104,6 +106,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             raise TaskDefinitionError(f"task {name!r}: its result: {type_problem(returned, error)}") from None
         if result.problem is not None:
             raise TaskDefinitionError(f"task {name!r}: its result cannot be read back from JSON: {result.problem}")
+        arguments = Arguments(name, handler, call_options)
         task = Task(
             name=name,
             handler=function if around is None else around(name, function),
@@ -118,7 +121,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
             strict_order=strict_order,
             on_end=on_end if isinstance(on_end, Task) else None,
             app=self._app,
-            arguments=Arguments(name, handler, call_options),
+            unique=None if unique is None else _bind_unique(name, arguments, unique),
+            arguments=arguments,
             result=result,
             template=EnvelopeTemplate(name, app=self._app.name, on_end=on_end is not None),
         )
@@ -137,6 +141,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 max_attempts=task.retry.max_attempts,
                 max_crashes=task.retry.max_crashes,
                 task_version=task.version,
+                unique=None if task.unique is None else task.unique.published(),
             )
             for task in self._tasks.values()
         ]
@@ -151,3 +156,11 @@ class Registry(Mapping[str, Task[Any, Any]]):
     def queues(self) -> list[str]:
         """Names of the tasks' queues, sorted."""
         return sorted({task.queue for task in self._tasks.values()})
+
+
+def _bind_unique(name: str, arguments: Arguments, unique: object) -> UniqueTask:
+    """Return the rule of a task. Raises `TaskDefinitionError`."""
+    try:
+        return arguments.bind_unique(check_unique(unique))
+    except (TypeError, ValueError) as error:
+        raise TaskDefinitionError(f"task {name!r}: {error}") from None

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
 
 import anyio
@@ -30,6 +30,7 @@ from ..queues.handle import TaskHandle
 from ..queues.producer import Key, Producer
 from ..queues.transport.replication import Replicated
 from ..queues.transport.threadsafe_calls import BackgroundLoop, ThreadsafeCaller, blocking
+from ..queues.unique import Unique
 from .errors import LifespanError
 
 R = TypeVar("R")
@@ -109,10 +110,12 @@ class SyncProducer:
         delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
+        unique: Unique | Literal[False] | None = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments. See `Producer.enqueue_many`."""
         listed = list(many)  # in this thread, whose connections its iterator may use
-        return self._enqueue_listed(task, listed, queue=queue, delay=delay, key=key, durability=durability)
+        options: dict[str, Any] = {"delay": delay, "key": key, "durability": durability, "unique": unique}
+        return self._enqueue_listed(task, listed, queue=queue, **options)
 
     def _check_thread(self, instead: str) -> None:
         if _background.is_current or self._loops.here() is not None:

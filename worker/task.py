@@ -35,6 +35,7 @@ from ..queues.producer import Key, Producer, batched, key_of, map_items
 from ..queues.security.secret_arguments import SecretPaths
 from ..queues.transport.replication import Replicated
 from ..queues.transport.threadsafe_calls import blocking
+from ..queues.unique import Unique, UniqueTask, check_unique
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments, type_hints
 from .context import Context
 from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
@@ -161,7 +162,8 @@ class Task(Generic[P, R]):
     """A registered handler.
 
     timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_orphan: None for
-    an agent, whose plan decides which steps it asks for. on_end: the task that cleans up after it.
+    an agent, whose plan decides which steps it asks for. on_end: the task that cleans up after it. unique: its rule for
+    unique tasks.
     """
 
     name: str
@@ -176,6 +178,7 @@ class Task(Generic[P, R]):
     version: int
     strict_order: bool
     on_end: Task[Any, Any] | None
+    unique: UniqueTask | None
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -291,6 +294,7 @@ class Task(Generic[P, R]):
         result_ttl: Duration | None = None,
         durability: Replicated | None = None,
         tags: Collection[str] = (),
+        unique: Unique | Literal[False] | None = None,
         **unknown: Never,
     ) -> TaskCall[P, R]:
         """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
@@ -310,6 +314,7 @@ class Task(Generic[P, R]):
             durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
                 in time.
             tags: words by which `perdure task list --tag` finds the task.
+            unique: a rule for unique tasks in place of the task's; False for none.
         """
         if unknown:
             problem = unknown_option("option of a call", unknown, CALL_OPTIONS, CALL_WORDS)
@@ -320,7 +325,8 @@ class Task(Generic[P, R]):
         if special:
             cleanup = self.on_end is not None
             form = EnvelopeTemplate(self.name, headers, wish, tags, app=self.app.name, on_end=cleanup)
-        return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
+        call = TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
+        return call if unique is None else call.with_unique(unique)
 
 
 class ChildArguments(NamedTuple):
@@ -349,6 +355,22 @@ class TaskCall(Generic[P, R]):
     tags: Collection[str] = ()
     inherited: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the envelope that a spawned task has from its parent."""
+    unique: UniqueTask | Literal[False] | None = None
+    """The rule of the call, False for none; None for that of the task."""
+
+    def with_unique(self, unique: Unique | Literal[False]) -> TaskCall[P, R]:
+        """Return the call with a rule for unique tasks, False for none. Raises `InvalidArguments`."""
+        try:
+            rule: UniqueTask | Literal[False] = False
+            if unique is not False:
+                rule = self.task.arguments.bind_unique(check_unique(unique))
+        except (TypeError, ValueError) as error:
+            raise InvalidArguments(self.task.name, str(error)) from None
+        return replace(self, unique=rule)
+
+    @property
+    def _rule(self) -> UniqueTask | None:
+        return (self.task.unique if self.unique is None else self.unique) or None
 
     def as_call(self) -> TaskCall[P, R]:
         """Return this call."""
@@ -361,7 +383,7 @@ class TaskCall(Generic[P, R]):
 
         Raises `SpawnRefused` for options that a child cannot have.
         """
-        refused = {"delay": self.delay, "task_id": self.task_id, "durability": self.durability}
+        refused = {"delay": self.delay, "task_id": self.task_id, "durability": self.durability, "unique": self.unique}
         if given := [name for name, value in refused.items() if value]:
             raise SpawnRefused(
                 f"could not spawn task {self.task.name!r}: a child cannot have the option {given[0]}; enqueue the task "
@@ -420,7 +442,7 @@ class TaskCall(Generic[P, R]):
     ) -> TaskHandle[T]:
         """See `Task.enqueue_group`."""
         receiver: TaskCall[..., T] = child_call("enqueue_group", then)  # type: ignore[assignment]
-        if refused := [name for name in ("delay", "task_id", "durability") if getattr(self, name)]:
+        if refused := [name for name in ("delay", "task_id", "durability", "unique") if getattr(self, name)]:
             raise ValueError(f"the tasks of a group cannot have the option {refused[0]}")
         children = [self.encode_child(*arguments_of(item)) async for item in each_item("enqueue_group", items)]
         check_group(children, limit, errors)
@@ -436,6 +458,8 @@ class TaskCall(Generic[P, R]):
         own, key = self.task_id, self.key
         if not (own is None or isinstance(own, str)) or callable(key):
             raise ValueError("task_id and key of the callback of a group must be texts")
+        if self.unique:
+            raise ValueError("the callback of a group cannot have the option unique")
         form = self._form(self.headers, {"group": True})
 
         async def enqueue(ids: Ids | None, *, planned: bool) -> Sequence[TaskHandle[R]]:
@@ -480,6 +504,7 @@ class TaskCall(Generic[P, R]):
             decode=self.task.decode,
             durability=self.durability,
             same=same,
+            unique=self._rule,
         )
 
     def call_text(self, arguments: Iterable[bytes]) -> bytes:
@@ -525,6 +550,7 @@ class TaskCall(Generic[P, R]):
             decode=self.task.decode,
             durability=self.durability,
             same=same,
+            unique=self._rule,
         )
 
     def _run(self, call: Callable[[TaskCall[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
@@ -553,6 +579,7 @@ class TaskCall(Generic[P, R]):
             delay=self.delay,
             decode=self.task.decode,
             durability=self.durability,
+            unique=self._rule,
         )
 
     async def _stream_once(self, run: Run, many: Many, ids: IdsOfItems | None) -> AsyncGenerator[TaskHandle[R]]:

@@ -413,6 +413,8 @@ def _cancelled(facts: Facts) -> _Said:
     record = facts.record
     kept = "" if facts.expires_at is None else f"; its record is kept until {clock(facts.expires_at, facts.now)}"
     text = f"it was cancelled {ago_text(record.finished_at, facts.now)}"
+    if record.replaced_by is not None:
+        text += f", since task {record.replaced_by} of the same unique key replaced it"
     return _Said("cancelled", text + kept, None, record.finished_at, facts.expires_at)
 
 

@@ -5,10 +5,11 @@
 --       wait for a version
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
---       channel of a worker, without its id; what the task waits for, as the caller has read it. The caller names the last
---       key only if that is a version
--- returns  'missing', 'requested', 'deferred' (a worker cancels it), 'cancelled', the terminal state that the task has already, or 'changed': the record
---          is not that of the task that the caller has read
+--       channel of a worker, without its id; what the task waits for, as the caller has read it; id of the task of its
+--       unique key that replaces it, '' for none; '1' to leave a task alone that a worker has started. The caller names
+--       the last key only if it waits for a version
+-- returns  'missing', 'requested', 'deferred' (a worker cancels it), 'cancelled', the terminal state that the task has
+--          already, 'started' (left alone), or 'changed': the record is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
 -- there is no group: XPENDING answers with an error, and no worker has the message. The first write changes
 -- nothing, and after it a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a
@@ -31,6 +32,15 @@ if born(now[1], now[2]) ~= born(ARGV[6] ~= '' and ARGV[6], ARGV[7])
   or (now[3] or '') ~= ARGV[8] or (now[4] or '') ~= ARGV[9] or (now[5] or '') ~= ARGV[11] then
   return 'changed'
 end
+local unstarted = ARGV[13] == '1'
+if unstarted then
+  local of_runs = redis.call('HMGET', KEYS[2], 'worker', 'settled', 'returned', 'attempts', 'crashes', 'replays')
+  for i = 1, 6 do
+    if of_runs[i] and of_runs[i] ~= '0' then
+      return 'started'
+    end
+  end
+end
 local cleanup = redis.call('HEXISTS', KEYS[3], 's:#on_end') == 1
 if not cleanup then
   local envelope = redis.call('HGET', KEYS[2], 'env')
@@ -38,11 +48,22 @@ if not cleanup then
   cleanup = read and type(form) == 'table' and form.on_end == true
 end
 cleanup = cleanup or redis.call('HEXISTS', KEYS[2], 'joins') == 1
+local pending = {}
+if state == 'queued' then
+  local entry = redis.call('HGET', KEYS[2], 'entry')
+  pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)[1] or {}
+  if unstarted and (pending[4] or 0) > 0 then
+    return 'started'
+  end
+end
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')
 redis.call('ZSCORE', KEYS[11], '')
 local streams = stream_keys(KEYS[2])
 redis.call('PERSIST', KEYS[8])
+if ARGV[12] ~= '' then
+  redis.call('HSET', KEYS[2], 'replaced_by', ARGV[12])
+end
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
   if KEYS[12] then
@@ -50,10 +71,9 @@ if state == 'scheduled' then
   end
 else
   local entry = redis.call('HGET', KEYS[2], 'entry')
-  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
-  if pending[1] and string.sub(pending[1][2], 1, 1) ~= ARGV[2] then
+  if pending[2] and string.sub(pending[2], 1, 1) ~= ARGV[2] then
     redis.call('HSET', KEYS[8], 'cancel', '1')
-    redis.pcall('PUBLISH', ARGV[10] .. pending[1][2], ARGV[3])
+    redis.pcall('PUBLISH', ARGV[10] .. pending[2], ARGV[3])
     return 'requested'
   end
   redis.call('XACK', KEYS[1], ARGV[1], entry)

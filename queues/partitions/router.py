@@ -91,6 +91,10 @@ class PartitionRouter:
         # all may be closed while another call reads the next route: the last one refuses again until then
         return self._at(next((index for index in indexes if index not in self._closed), indexes[-1]))
 
+    def takes(self, partition: Partition) -> bool:
+        """Return whether a partition of the queue takes tasks, as far as this producer knows."""
+        return partition.index in self._route.last.indexes and partition.index not in self._closed
+
     def closed_partitions(self, number: int) -> Sequence[Partition]:
         """Return the closed partitions that took tasks of this number before."""
         if not self._closed:

@@ -88,11 +88,14 @@ ROLES: Final = (
             "{perdure:*}:timeline",
             "{perdure:*}:session:*",
             "{perdure:*}:history:*",
+            "{perdure:*}:unique:*",
         ),
         commands=(
             *(
                 "exists",
                 "get",
+                "getex",
+                "getset",
                 "hget",
                 "hset",
                 "hmget",
@@ -144,7 +147,7 @@ ROLES: Final = (
         "worker",
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
-            *("@hash", "@stream", "@sortedset", "set", "get", "del", "exists", "persist", "pexpire", "pttl", "rename"),
+            *("@hash", "@stream", "@sortedset", "set", "get", "getex", "getset", "del", "exists", "persist", "pexpire", "pttl", "rename"),
             *_JOINS,
             *(
                 "type",
@@ -163,7 +166,7 @@ ROLES: Final = (
         "operator",
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
-            *("@hash", "@stream", "@sortedset", "get", "del", "exists", "persist", "pexpire", "pttl", "rename", "type"),
+            *("@hash", "@stream", "@sortedset", "get", "getex", "getset", "del", "exists", "persist", "pexpire", "pttl", "rename", "type"),
             *("scard", "sscan", "llen", "scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe"),
             *_COMMON,
         ),
@@ -176,7 +179,7 @@ EVERYTHING: Final = Role(
     "perdure",
     keys=("{perdure:*", "{perdure}:*"),
     commands=(
-        *("@hash", "@stream", "@sortedset", "set", "get", "del", "exists", "persist", "pexpire", "pttl", "rename"),
+        *("@hash", "@stream", "@sortedset", "set", "get", "getex", "getset", "del", "exists", "persist", "pexpire", "pttl", "rename"),
         *_JOINS,
         *("type", "scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe", "client|id"),
         *("client|unblock", *_COMMON),

@@ -13,7 +13,7 @@ holds for all scripts.
 | `delivery/test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, read_inbox, send_message |
-| `delivery/test_large_arguments` | enqueue_large, upload_chunk |
+| `delivery/test_large_arguments` | enqueue_one, upload_chunk |
 | `test_joins` | add_children, close_join, confirm_launch, enqueue_child |
 | `test_joins` | notice_sent, notify_join, put_result_chunk, watch |
 | `delivery/test_lost_tasks` | put_back, replace_stream |
@@ -33,6 +33,7 @@ holds for all scripts.
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
 | `delivery/test_transfer` | close_exported, enqueue_copy, upload_events |
+| `test_unique` | claim_unique |
 | `test_values` | read_values, update_value |
 | `test_versions` | await_version, wake_version |
 | `test_waits` | answer, claim_token, forget_waits |

@@ -78,6 +78,7 @@ from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
 from perdure.queues.transport.large_results import scan_fields
 from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script, load_script, loaded_scripts, queue_script
+from perdure.queues.unique import write_marker
 from perdure.queues.values import read_task_values, update_value
 from perdure.queues.waits import answer_wait, claim_token, forget_ended_waits
 from perdure.worker.agents.identity import Identity, set_identity
@@ -134,7 +135,7 @@ def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
 
 
 WRITES = re.compile(
-    r"'(?:H(?:SET|SETNX|DEL|INCRBY)|X(?:ADD|DEL|ACK|CLAIM|TRIM|GROUP)|Z(?:ADD|REM)|DEL|PEXPIRE|PERSIST)'"
+    r"'(?:GETSET|H(?:SET|SETNX|DEL|INCRBY)|X(?:ADD|DEL|ACK|CLAIM|TRIM|GROUP)|Z(?:ADD|REM)|DEL|PEXPIRE|PERSIST)'"
 )
 
 
@@ -230,6 +231,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await claim_token(gateway, partition, "park", "approval", "order", timeout_ms=None) is None
         assert (await update_value(gateway, partition, "park", "speed", 2)).task_id == "park"
         assert [value.value for value in await read_task_values(gateway, partition, "park")] == [2]
+        unique = namespace.unique("0" * 32)
+        assert (await write_marker(gateway, unique, b"x", b"", 60_000)).taken
         await gateway.command("ZADD", partition.waiting, 1, "gone")
         assert await forget_ended_waits(gateway, partition) == 1
         await SETTLING["cancelled"](gateway, await claim_one(a), "release")

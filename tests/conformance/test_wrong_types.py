@@ -22,8 +22,8 @@ from tests.support.consumers import needs_server
 FOREIGN = b"foreign"
 
 PRESENT = {
-    *((script, "record") for script in ("enqueue", "schedule", "enqueue_large", "enqueue_copy", "trim_timeline")),
-    *((script, "closed") for script in ("enqueue", "schedule", "enqueue_large", "enqueue_copy", "enqueue_successor")),
+    *((script, "record") for script in ("enqueue", "schedule", "enqueue_one", "enqueue_copy", "trim_timeline")),
+    *((script, "closed") for script in ("enqueue", "schedule", "enqueue_one", "enqueue_copy", "enqueue_successor")),
     ("reset_task", "closed"),
     ("enqueue_child", "record"),
     ("enqueue_child", "closed"),

@@ -80,7 +80,7 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
     Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys", "join_keys"}),
     SessionPartition: frozenset({"namespace", "index", "shared_keys"}),
     Namespace: frozenset(
-        {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "worker_channel"}
+        {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
     ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""
@@ -124,6 +124,8 @@ def places(namespace: Namespace, partition: Partition, sessions: SessionPartitio
     yield Place("Partition.join_keys", "hash", join[: join.index(_NAME)].encode(), named=True)
     token = f"{{{namespace.name}:~tokens:{partition.index}}}:token:"
     yield Place("Namespace.token", "string", token.encode(), named=True)
+    unique = f"{{{namespace.name}:~unique:{partition.index}}}:unique:"
+    yield Place("Namespace.unique", "string", unique.encode(), named=True)
 
 
 def _place(owner: Any, name: str, kind: Type) -> Place:

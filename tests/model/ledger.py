@@ -225,10 +225,14 @@ class Ledger:
         self.held.put(record, chunks)
         return True
 
-    def enqueue_large(self, delay: int, task: str, envelope: bytes, args: bytes, upload: str) -> int | None:
-        """Store a task whose arguments were uploaded."""
+    def enqueue_one(
+        self, delay: int, task: str, envelope: bytes, args: bytes, upload: str | None, *, ended: bool
+    ) -> int | None:
+        """Store a task whose arguments were uploaded, or under a claim. ended: whether the claim has ended."""
         if (answer := self._stored(task)) != 1:
             return answer
+        if ended:
+            return -2
         if not self._take_upload(upload, self.at.record(task), args):
             return None
         return self._place(delay, task, envelope, args)
@@ -1017,13 +1021,18 @@ class Ledger:
 
     # -- calls of clients
 
-    def cancel(self, task: str, retention: int) -> str:
+    def cancel(self, task: str, retention: int, replaced_by: str = "", *, unstarted: bool = False) -> str:
+        """Cancel a task. unstarted: one that a worker has started is left alone, and its state returned."""
         state = self.state(task)
         record, steps, log, inbox, control = self.parts(task)
         if state is None:
             return "missing"
         if state not in (b"queued", b"scheduled"):
             return state.decode()
+        if unstarted and self._has_started(task):
+            return self._shown_state(task)
+        if replaced_by:
+            self.held.put(record, {"replaced_by": replaced_by})
         if state == b"scheduled":
             self.held.drop_score(self.at.due, task)
             waits, _, name = (self.held.get(record, "waits") or b"").decode().partition(" of ")
@@ -1055,6 +1064,22 @@ class Ledger:
         self._keep_timeline()
         self.tell(task, "cancelled")
         return "cancelled"
+
+    def _has_started(self, task: str) -> bool:
+        record = self.at.record(task)
+        pending = self.pending.get(self.held.get(record, "entry") or b"")
+        names = ("worker", "settled", "returned", "attempts", "crashes", "replays")
+        return any((self.held.get(record, name) or b"0") != b"0" for name in names) or (
+            pending is not None and pending.count > 0
+        )
+
+    def _shown_state(self, task: str) -> str:
+        """Return the state of a queued or scheduled task as callers see it."""
+        record = self.at.record(task)
+        pending = self.pending.get(self.held.get(record, "entry") or b"")
+        if self.state(task) == b"queued":
+            return "running" if pending is not None and not is_reserved(pending.owner) else "queued"
+        return "waiting" if self.held.get(record, "waits") is not None else "scheduled"
 
     def send(self, task: str, digest: str, message: bytes, limits: tuple[int, int], answer: list[bytes]) -> list[bytes]:
         """Put a message into the inbox; return the answer of the script, of which a new message's number is taken.

@@ -46,6 +46,7 @@ from perdure.queues.delivery.settlement import (
 )
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.envelope import Envelope, TaskMessage
+from perdure.queues.handle import Replacement, cancel_task
 from perdure.queues.inspection.timeline import trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, RESERVED, SUSPECTS, is_reserved
@@ -390,15 +391,18 @@ class Queues(RuleBasedStateMachine):
     def store(self, script: str, keys: list[str], args: Sequence[Argument], expected: object) -> None:
         self.same(self.ground.run(self.ground.gateway.run(queue_script(script), keys, args)), expected)
 
-    @rule(task=tasks, delay=delays, chunks=st.integers(1, 2), missing=rarely)
-    def enqueue_large(self, task: str, delay: int, chunks: int, missing: bool) -> None:
+    @rule(task=tasks, delay=delays, chunks=few, missing=rarely, claimed=rarely, ended=rarely)
+    def enqueue_one(
+        self, task: str, delay: int, chunks: int, missing: bool, claimed: bool = False, ended: bool = False
+    ) -> None:
+        """Store a task with large arguments or without, under a claim or without. ended: the claim has ended."""
         at = self.partition
         envelope, args, upload = self.message(task, chunks, missing)
-        assert upload is not None
-        keys = [at.ready, at.closed, at.timeline, at.record(task), upload, at.due, at.nudge]
+        keys = [at.ready, at.closed, at.timeline, at.record(task), at.due, at.nudge, *([upload] if upload else [])]
+        until: int | str = 1 if ended else 2**53 if claimed else ""
         for _ in range(2):
-            expected = self.ledger.enqueue_large(delay, task, envelope, args, upload)
-            self.store("enqueue_large", keys, [task, envelope, args, delay], expected)
+            expected = self.ledger.enqueue_one(delay, task, envelope, args, upload, ended=ended)
+            self.store("enqueue_one", keys, [task, envelope, args, delay, until, ""], expected)
 
     @rule(task=tasks, chunks=few, missing=rarely, late=rarely)
     def reset(self, task: str, chunks: int, missing: bool, late: bool) -> None:
@@ -1109,6 +1113,18 @@ class Queues(RuleBasedStateMachine):
             handle: TaskHandle[Any] = TaskHandle(task, self.partition, gateway, None, retention=kept / 1000)  # type: ignore[arg-type]
             try:
                 answer = str(self.ground.run(handle.cancel()))
+            except TaskNotFound:
+                answer = "missing"
+            self.same(answer, expected)
+
+    @rule(task=tasks, by=tasks, kept=lifetimes, unstarted=st.booleans())
+    def replace_task(self, task: str, by: str, kept: int, unstarted: bool) -> None:
+        """Cancel a task that another one of its unique key replaces."""
+        for _ in range(2):
+            expected = self.ledger.cancel(task, kept, by, unstarted=unstarted)
+            how: dict[str, Any] = {"retention": kept / 1000, "replacement": Replacement(by, unstarted=unstarted)}
+            try:
+                answer = str(self.ground.run(cancel_task(self.ground.gateway, self.partition, task, **how)))
             except TaskNotFound:
                 answer = "missing"
             self.same(answer, expected)

@@ -101,8 +101,8 @@ def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues
 
     machine.start(old=False, some=[])
     for missing in (True, False, False):
-        act("enqueue_large", task="t0", delay=0, chunks=2, missing=missing)
-        act("enqueue_large", task="t1", delay=HOUR, chunks=1, missing=missing)
+        act("enqueue_one", task="t0", delay=0, chunks=2, missing=missing)
+        act("enqueue_one", task="t1", delay=HOUR, chunks=1, missing=missing)
     for lost in ("fields", "events", "chunk", "", ""):
         act("store_copy", task="t2", source="import 1", past=PASTS[2], chunks=2, lost=lost)
         act("store_copy", task="t3", source="one 1-0", past=PASTS[1], chunks=0, lost=lost)
@@ -131,7 +131,7 @@ def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues
     act("reset", "t1", 1, missing=False, late=True)
     for raw in (False, True):
         act("forget_task", task="t0", stale=False)
-        act("enqueue_large", task="t0", delay=0, chunks=2, missing=False)
+        act("enqueue_one", task="t0", delay=0, chunks=2, missing=False)
         for edited in (False, True):
             act("read", "a", 4, heard=True)
             act("bury", 0, "mine", raw=raw, counters=(1, 0), kept=HOUR)
@@ -141,7 +141,7 @@ def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues
         act("forget_task", task=task, stale=task != "t3")
         act("cancel", task, HOUR)
         act("expire", task)
-        act("enqueue_large", task=task, delay=0, chunks=1, missing=False)
+        act("enqueue_one", task=task, delay=0, chunks=1, missing=False)
         act("store_copy", task=task, source="import 1", past=PASTS[2], chunks=1, lost="")
         act("reset", task, 1, missing=False, late=False)
         act("expire_uploads", task)

@@ -203,7 +203,7 @@ PLACEHOLDERS = {
     "group": "GROUP",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
-NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token"}
+NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
 
@@ -220,6 +220,7 @@ def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
         found.update(key.replace(":0}", ":n}").replace(":ID:GROUP", ":PARENT:GROUP") for key in keys)
     if isinstance(owner, Namespace):
         found.add(re.sub(r"~tokens:\d+\}:token:.*", "~tokens:n}:token:DIGEST", owner.token("x").key))
+        found.add(re.sub(r"~unique:\d+\}:unique:.*", "~unique:n}:unique:DIGEST", owner.unique("0" * 32).key))
         found.discard("")
     tag, end, _ = min(found, key=len).partition("}:")
     return found | set(junk_keys(f"{tag}{end}NAME"))

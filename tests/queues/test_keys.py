@@ -42,7 +42,8 @@ FIRST = {
     "PEXPIRE",
     "PERSIST",
 }
-FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "HSTRLEN", "PUBLISH"}
+FIRST |= {"GET", "GETEX", "GETSET"}
+FIRST |= {"HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "HSTRLEN", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
 FIRST |= {"HSCAN", "HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
 FIRST |= {"SADD", "SREM", "SCARD", "SISMEMBER", "RPUSH", "LRANGE", "LLEN", "LTRIM"}
@@ -93,6 +94,7 @@ def test_key_names_match_the_documented_table() -> None:
     assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:registry:workers")
     assert namespace.sharing("mail") == "{perdure}:registry:sharing:mail"
     assert re.fullmatch(r"\{perdure:~tokens:\d+\}:token:[0-9a-f]{32}", namespace.token("order:17").key)
+    assert namespace.unique("1f" * 16).key == "{perdure:~unique:15}:unique:" + "1f" * 16
     assert namespace.worker("a") == "{perdure}:registry:worker:a"
 
 

@@ -55,7 +55,7 @@ _WRITES: Final = frozenset(
         "confirm_launch",
         "enqueue",
         "enqueue_child",
-        "enqueue_large",
+        "enqueue_one",
         "enqueue_successor",
         "finish",
         "notice_sent",

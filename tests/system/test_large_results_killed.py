@@ -101,7 +101,7 @@ run = Gateway.run
 
 
 async def until_enqueue(gateway, script, keys, args):
-    if script.name == "enqueue_large":
+    if script.name == "enqueue_one":
         print("uploaded", flush=True)
         await asyncio.sleep(3600)
     return await run(gateway, script, keys, args)

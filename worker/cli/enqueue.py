@@ -27,6 +27,7 @@ from pydantic_core import from_json, to_json
 
 from ...queues.catalog import Catalog
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
+from ...queues.errors import TaskNotFound
 from ...queues.handle import TaskHandle
 from ...queues.junk import report_once
 from ...queues.keys import check_name
@@ -34,6 +35,7 @@ from ...queues.partitions.route import spread
 from ...queues.producer import Producer
 from ...queues.security.secret_arguments import SecretPaths, names_beside, path_exists
 from ...queues.transport.replication import Replicated
+from ...queues.unique import UniqueTask
 from .support.connection import connected, seconds_of_delay, warn_unserved
 from .support.errors import Misuse, misuse_of
 from .support.options import (
@@ -73,11 +75,12 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One task with its queue and delay."""
+    """One task with its queue, its delay and its rule for unique tasks."""
 
     task: str
     queue: str
     delay: Delay
+    unique: UniqueTask | None
     message: TaskMessage
 
 
@@ -160,14 +163,16 @@ def make_message(
     return message
 
 
-def resolve_queue(task: str, queue: str | None, app: str | None, arguments: bytes, catalog: Catalog) -> str:
-    """Return the queue of a task: the one that is named, else the catalog's.
+def resolve_queue(
+    task: str, queue: str | None, app: str | None, arguments: bytes, catalog: Catalog
+) -> tuple[str, UniqueTask | None]:
+    """Return the queue of a task, the one that is named, else the catalog's, and its rule for unique tasks.
 
     If the queue is named, a schema that cannot be used is reported and not used.
 
     Raises:
-        CatalogError: The catalog does not know the queue, several apps have the task there and none is named, or the
-            arguments do not fit the task that it lists.
+        CatalogError: The catalog does not know the queue, several apps have the task there and none is named, the
+            arguments do not fit the task that it lists, or only its app can make its unique key.
     """
     if queue is None or any(listed.queue == queue for listed in catalog.named(task, app)):
         listed = catalog.find(task, app=app, queue=queue)
@@ -175,8 +180,8 @@ def resolve_queue(task: str, queue: str | None, app: str | None, arguments: byte
             listed.check(arguments)
         else:
             report_once(f"the arguments of task {task!r} were not checked: {listed.problem}")
-        return listed.queue
-    return queue
+        return listed.queue, listed.unique_task()
+    return queue, None
 
 
 def _item(text: bytes, defaults: Defaults) -> Item:
@@ -189,8 +194,12 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     message = make_message(
         task, given.args, defaults, task_id=given.id, key=key, headers=given.headers, tags=given.tags, app=app
     )
-    queue = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
-    return Item(task, queue, defaults.delay if given.delay is None else Delay(given.delay), message)
+    queue, unique = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
+    delay = defaults.delay if given.delay is None else Delay(given.delay)
+    if unique is not None:
+        unique.digest(queue, message)
+        unique.check_delay(delay.seconds or float(delay.until or 0))
+    return Item(task, queue, delay, unique, message)
 
 
 class Durability(StrEnum):
@@ -275,6 +284,9 @@ async def enqueue(
     first worker has started. If several apps have a task of this name, --app
     names one: workers of the others leave the task alone.
 
+    Of a task that its app has declared as unique, one of each key is stored:
+    the id may be that of a task that was there before.
+
     Example: perdure enqueue audit --file tasks.jsonl
     """
     try:
@@ -315,16 +327,23 @@ async def _send_one(
         message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key, app=defaults.app)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    queue = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
+    queue, unique = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
+    delay = await seconds_of_delay(producer, defaults.delay)
+    with misuse_of("--args or --delay"):
+        if unique is not None:
+            unique.digest(queue, message)
+            unique.check_delay(delay)
     handles: list[TaskHandle[Any]] = await producer.send(
-        [message], queue=queue, delay=await seconds_of_delay(producer, defaults.delay), durability=durability
+        [message], queue=queue, delay=delay, durability=durability, unique=unique
     )
     (handle,) = handles
     enqueued = StderrText(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
-    yield Output(_shown(handle), message.id, None if handle.existed else enqueued)
+    yield Output(_shown(handle), handle.id, None if handle.existed else enqueued)
     if handle.existed:
-        state = (await handle.record()).state
-        note(f"task {message.id} exists already on queue {queue}, and is {state}: nothing was enqueued")
+        with suppress(TaskNotFound):  # of a key for a number of seconds
+            state = (await handle.record()).state
+            why = "" if handle.id == message.id else ", as the task of this unique key"
+            note(f"task {handle.id} exists already on queue {queue}{why}, and is {state}: nothing was enqueued")
     await warn_unserved(producer, {queue: {defaults.task}}, defaults.catalog, app=defaults.app)
 
 
@@ -337,13 +356,14 @@ async def _send_file(
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
-            for (queue, delay), run in groupby(
-                read_lines(file, partial(_item, defaults=defaults)), key=attrgetter("queue", "delay")
+            for (queue, delay, unique), run in groupby(
+                read_lines(file, partial(_item, defaults=defaults)), key=attrgetter("queue", "delay", "unique")
             ):
                 names = sent_to.setdefault(queue, set())
                 messages = (_noted(item, names) for item in run)
+                start = await seconds_of_delay(producer, delay)
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
-                    messages, queue=queue, delay=await seconds_of_delay(producer, delay), durability=durability
+                    messages, queue=queue, delay=start, durability=durability, unique=unique
                 )
                 async for handle in handles:
                     existed += handle.existed

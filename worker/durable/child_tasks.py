@@ -134,8 +134,12 @@ def _numbered(base: str, number: int) -> str:
 
 
 def _places(handles: Sequence[TaskHandle[Any]], *, own_ids: bool) -> bytes:
-    """Return the ids and places of the tasks of a call as JSON. Ids that are not the caller's follow from the first."""
-    ids = [handle.id for handle in (handles if own_ids else handles[:1])]
+    """Return the ids and places of the tasks of a call as JSON. Ids that are not the caller's follow from the first.
+
+    They do not if a task of a unique key was there before.
+    """
+    numbered = all(handle.id == _numbered(handles[0].id, number) for number, handle in enumerate(handles))
+    ids = [handle.id for handle in (handles if own_ids or not numbered else handles[:1])]
     at = [(handle.partition.namespace, handle.partition.queue) for handle in handles[:1]]
     return orjson.dumps({"ids": ids, "at": at, "partitions": [handle.partition.index for handle in handles]})
 

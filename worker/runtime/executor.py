@@ -18,10 +18,11 @@ from ...queues.delivery.leases import Delivery, Leases
 from ...queues.delivery.settlement import OnWatched, raise_count
 from ...queues.envelope import Envelope, newer_envelope
 from ...queues.errors import EntriesLost, LeaseLost, QueueError, UnreadableEnvelope
-from ...queues.keys import Partition
+from ...queues.keys import Namespace, Partition
 from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
+from ...queues.unique import free_marker
 from ..context import Context
 from ..durable.extras import Extras, Host
 from ..durable.handler_task import is_closing
@@ -35,6 +36,7 @@ from ..registry import Registry
 from ..settings import Settings
 from .outcome import (
     AwaitVersion,
+    Cancelled,
     Outcome,
     Park,
     Quarantined,
@@ -337,6 +339,8 @@ class Executor:
         if self._on_progress is not None and STOP_RULES[outcome.stop].attempt:
             self.progressed()
         self.settled[run.delivery.partition.queue] += 1
+        if run.envelope.unique is not None and isinstance(outcome, (Success, Cancelled)):
+            await _free_key(run)
         if self.owed is not None and isinstance(outcome, Rerun):
             self.owed[run.id] = run.delivery.partition
         return outcome
@@ -369,6 +373,15 @@ class Executor:
         except Exception:  # noqa: BLE001 - the worker continues; the lease brings the message back
             logger.exception("could not settle an unreadable message; it is left for recovery")
         return None
+
+
+async def _free_key(run: Run) -> None:
+    """Remove the marker of the unique key of a task that has ended. A marker that stays takes memory only."""
+    namespace = Namespace(run.delivery.partition.namespace)
+    try:
+        await free_marker(run.gateway, namespace, run.envelope.unique or "", run.id)
+    except QueueError as error:
+        logger.bind(task=run.envelope.task, id=run.id).debug("could not remove the marker of its unique key: {}", error)
 
 
 async def _notify_observers(run: Run, settled: Outcome) -> None:

@@ -124,7 +124,7 @@ async def test_a_producer_that_dies_before_the_enqueue_leaves_only_keys_with_a_t
     run = Gateway.run
 
     async def until_enqueue(self: Gateway, script: Any, keys: Any, args: Any) -> Any:
-        if script.name == "enqueue_large":
+        if script.name == "enqueue_one":
             raise KeyboardInterrupt
         return await run(self, script, keys, args)
 

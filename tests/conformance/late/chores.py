@@ -231,8 +231,8 @@ async def import_task(late: Producer) -> None:
 
 
 UPLOADING: dict[str, tuple[Callable[[Producer], Awaitable[None]], str]] = {
-    "enqueue": (enqueue, "enqueue_large"),
-    "enqueue_later": (enqueue_later, "enqueue_large"),
+    "enqueue": (enqueue, "enqueue_one"),
+    "enqueue_later": (enqueue_later, "enqueue_one"),
     "enqueue_fresh": (enqueue_fresh, "reset_task"),
     "continue_as": (continue_as, "enqueue_successor"),
     "import_task": (import_task, "enqueue_copy"),

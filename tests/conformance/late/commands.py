@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,8 @@ from perdure.queues.derived_tasks import (
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.transport.scripts import queue_script
+from perdure.queues.unique import write_marker
 from perdure.queues.values import encode_value, update_value
 from perdure.queues.waits import answer_wait, claim_token, closing, look_at_wait, opening
 
@@ -206,6 +209,35 @@ async def claim_of_a_token(scene: Scene) -> Moments:
     await write_entries(scene.gateway, delivery, "x", [closed], first=3)
     assert await claim_token(scene.gateway, scene.partition, "x", "other", "order:17", timeout_ms=None) is None
     yield
+
+
+@COMMANDS.case
+async def claim_of_a_unique_key(scene: Scene) -> Moments:
+    """Another producer has the key: at first that of the same moment, then one that has replaced it."""
+    place = scene.namespace.unique("0" * 32)
+    scene.hold("claim_unique")
+    claimed = await write_marker(scene.late, place, b"one", b"", 60_000)
+    assert claimed.taken
+    yield
+    assert (await write_marker(scene.gateway, place, b"two", b"%d one" % claimed.now, 60_000)).taken
+    yield
+
+
+@COMMANDS.each("stored", "ended")
+async def task_of_a_claim(scene: Scene, variant: str) -> Moments:
+    """It was stored, and has run and expired meanwhile; or its claim has ended."""
+    at, message = scene.partition, EnvelopeTemplate("t").message(b"{}", task_id="x")
+    seconds, micros = await scene.gateway.command("TIME", node_of=at.ready)
+    until = int(seconds) * 1000 + int(micros) // 1000 + (500 if variant == "ended" else 60_000)
+    scene.hold("enqueue_one")
+    keys = [at.ready, at.closed, at.timeline, at.record("x"), at.due, at.nudge]
+    args = ("x", message.envelope, message.arguments, 0, until, "")
+    assert await scene.late.run(queue_script("enqueue_one"), keys, args) == 1
+    yield
+    if variant == "ended":
+        await scene.gateway.command("DEL", at.record("x"))
+        await asyncio.sleep(0.6)  # the clock of Redis
+        yield
 
 
 @COMMANDS.case

@@ -1,0 +1,52 @@
+-- include: upload
+-- Store one task, with large arguments or under the claim of a unique key: on the ready stream, or in the due set. An id
+-- that has a record is left alone.
+-- KEYS  ready stream, mark of a closed partition, timeline, record, due set, nudge stream, upload (if the arguments are
+--       large)
+-- ARGV  id, envelope, arguments, delay in milliseconds, 0 for none; end of the claim in ms of Redis' clock, '' without
+--       one; request to cancel the task of this partition that this one replaces, '' for none (see handle.py)
+-- returns  1 stored now; 0 the id is known already; -1 the partition is closed; -2 the claim has ended; nil the upload is
+--          not complete
+-- Atomic: the upload becomes the record in the script that adds the message or the due time, the entry in the timeline, and
+-- the request. A producer that was stopped for longer than its claim stores nothing: another one may have the key by then.
+-- The rest is as in enqueue.lua and schedule.lua.
+if redis.call('EXISTS', KEYS[4]) == 1 then
+  return 0
+end
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  return -1
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if ARGV[5] ~= '' and now >= tonumber(ARGV[5]) then
+  return -2
+end
+if KEYS[7] and not complete(KEYS[7], ARGV[3]) then
+  return false
+end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[1], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[3], '')
+redis.call('ZSCORE', KEYS[5], '')
+if KEYS[7] then
+  take_upload(KEYS[7], KEYS[4])
+end
+if ARGV[4] == '0' then
+  local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[2], 'args', ARGV[3])
+  redis.call('HSET', KEYS[4], 'state', 'queued', 'entry', entry, 'env', ARGV[2], 'args', ARGV[3])
+  redis.call('ZADD', KEYS[3], string.match(entry, '^%d+'), ARGV[1])
+else
+  local due = now + tonumber(ARGV[4])
+  local first = redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+  redis.call('ZADD', KEYS[5], due, ARGV[1])
+  redis.call('HSET', KEYS[4], 'state', 'scheduled', 'at', now, 'due', due, 'env', ARGV[2], 'args', ARGV[3])
+  redis.call('ZADD', KEYS[3], now, ARGV[1])
+  if not first[2] or due < tonumber(first[2]) then
+    redis.call('XADD', KEYS[6], 'MAXLEN', 16, '*', 'why', 'due')
+  end
+end
+if ARGV[6] ~= '' then
+  redis.call('ZADD', KEYS[5], 0, ARGV[6])
+  redis.call('XADD', KEYS[6], 'MAXLEN', 16, '*', 'why', 'due')
+end
+return 1
