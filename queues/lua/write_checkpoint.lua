@@ -1,7 +1,7 @@
 -- include: fence, inbox, waits, values
 -- Write entries into the checkpoint and the event log of a running task.
--- KEYS  ready stream, record, steps, log, inbox, control, index of tasks with open waits if an entry is of a wait or a
---       stream, then the stream and the digests of its keyed items, for each stream that the entries name
+-- KEYS  ready stream, record, steps, log, inbox, control, index of tasks with open waits, then two for each stream that the
+--       entries name: the stream and the digests of its keyed items. The index is there if an entry is of a wait or a stream
 -- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
 --       intent: the step is about to act, or is not any more (empty value); saved: its own progress; drop: delete its result, intent and progress;
@@ -54,43 +54,51 @@ if KEYS[7] then
   -- a key of another type ends the script here, before its first write
   redis.call('ZSCORE', KEYS[7], '')
 end
-local streams, names, add_item
+local streams, names, last_numbers, add_item, add_keyed
 if KEYS[8] then
-  streams, names = {}, redis.call('HGET', KEYS[2], 'streams') or ''
+  streams, names, last_numbers = {}, redis.call('HGET', KEYS[2], 'streams') or '', {}
   for i = 8, #KEYS, 2 do
-    local last = redis.call('XREVRANGE', KEYS[i], '+', '-', 'COUNT', 1)[1]
+    local newest = redis.call('XREVRANGE', KEYS[i], '+', '-', 'COUNT', 1)[1]
     redis.call('ZSCORE', KEYS[i + 1], '')
-    streams[string.match(KEYS[i], '[^:]*$')] = {
-      key = KEYS[i], keyed = KEYS[i + 1], last = last and tonumber(string.match(last[1], '^%d+')) or 0
-    }
+    streams[string.match(KEYS[i], '[^:]*$')] = {at = i, last = newest and tonumber(string.match(newest[1], '^%d+')) or 0}
   end
 
-  add_item = function(stream, name, limit, ...)
-    local fields = {...}
+  add_item = function(name, limit, ...)
+    local stream, fields = streams[name], {...}
+    local i, number = stream.at, stream.last + 1
     if not string.find(' ' .. names .. ' ', ' ' .. name .. ' ', 1, true) then
       names = names == '' and name or names .. ' ' .. name
       redis.call('HSET', KEYS[2], 'streams', names)
       redis.call('PUBLISH', KEYS[2], 'stream')
-      redis.call('PERSIST', stream.key)
+      redis.call('PERSIST', KEYS[i])
     end
-    local function add(call)
-      return call('XADD', stream.key, 'MAXLEN', '~', limit, string.format('%.0f-0', stream.last), 't',
-        string.format('%.0f', now_ms()), unpack(fields))
-    end
-    stream.last, stream.news = stream.last + 1, true
-    if type(add(redis.pcall)) == 'table' then
+    local now = string.format('%.0f', now_ms())
+    local added = redis.pcall('XADD', KEYS[i], 'MAXLEN', '~', limit, string.format('%.0f-0', number), 't', now, unpack(fields))
+    if type(added) == 'table' then
       -- another program has deleted the last entries, or has used up the ids
-      local about = redis.pcall('XINFO', 'STREAM', stream.key)
-      for i = 1, #about, 2 do
-        if about[i] == 'last-generated-id' then
-          stream.last = tonumber(string.match(about[i + 1], '^%d+')) + 1
+      local about = redis.pcall('XINFO', 'STREAM', KEYS[i])
+      for at = 1, #about, 2 do
+        if about[at] == 'last-generated-id' then
+          number = tonumber(string.match(about[at + 1], '^%d+')) + 1
         end
       end
-      if stream.last > 9e15 then
-        redis.call('DEL', stream.key)
-        stream.last = 1
+      if number > 9e15 then
+        redis.call('DEL', KEYS[i])
+        number = 1
       end
-      add(redis.call)
+      redis.call('XADD', KEYS[i], 'MAXLEN', '~', limit, string.format('%.0f-0', number), 't', now, unpack(fields))
+    end
+    stream.last, last_numbers[i] = number, string.format('%.0f', number)
+    return number
+  end
+
+  add_keyed = function(name, limit, digest, value)
+    local i = streams[name].at + 1
+    if not redis.call('ZSCORE', KEYS[i], digest) then
+      local number = add_item(name, limit, 'u', '', 'k', digest, 'd', value)
+      redis.call('ZADD', KEYS[i], number, digest)
+      redis.call('ZREMRANGEBYRANK', KEYS[i], 0, -limit - 1)
+      redis.call('HSET', KEYS[2], 'keyed', '1')
     end
   end
 end
@@ -139,19 +147,15 @@ for i = 6, #ARGV, 4 do
     end
   elseif kind == 'emitted' then
     local name, limit, try, rest = string.match(step, '^(%S+) (%d+) (%S+) (.*)$')
-    local stream = streams[name]
     if try ~= 'key' then
       local position, unit = string.match(rest, '^(%d+) (.*)$')
-      add_item(stream, name, limit, 'u', unit, 'y', try, 'n', position, 'd', value)
-    elseif not redis.call('ZSCORE', stream.keyed, rest) then
-      add_item(stream, name, limit, 'u', '', 'k', rest, 'd', value)
-      redis.call('ZADD', stream.keyed, stream.last, rest)
-      redis.call('ZREMRANGEBYRANK', stream.keyed, 0, -limit - 1)
-      redis.call('HSET', KEYS[2], 'keyed', '1')
+      add_item(name, limit, 'u', unit, 'y', try, 'n', position, 'd', value)
+    else
+      add_keyed(name, limit, rest, value)
     end
   elseif kind == 'cut' then
     local name, try, unit = string.match(step, '^(%S+) (%d+) (.*)$')
-    add_item(streams[name], name, 10000, 'u', unit, 'y', try, 'cut', '1')
+    add_item(name, 10000, 'u', unit, 'y', try, 'cut', '1')
   elseif kind == 'emits' then
     if value == '' then
       redis.call('HDEL', KEYS[3], 'e:' .. step)
@@ -205,9 +209,8 @@ if writer and last == 0 then
   redis.call('HSET', KEYS[2], 'first', writer)
 end
 for i = 8, #KEYS, 2 do
-  local stream = streams[string.match(KEYS[i], '[^:]*$')]
-  if stream.news then
-    redis.call('PUBLISH', KEYS[i], string.format('%.0f', stream.last))
+  if last_numbers[i] then
+    redis.call('PUBLISH', KEYS[i], last_numbers[i])
   end
 end
 if taken then

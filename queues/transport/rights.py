@@ -75,6 +75,7 @@ ROLES: Final = (
             "{perdure}:deployment",
             "{perdure}:registry:catalog*",
             "{perdure:*}:log:*",
+            "{perdure:*}:stream:*",
             "{perdure:*}:dead",
             "{perdure:*}:token:*",
         ),

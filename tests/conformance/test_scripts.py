@@ -94,7 +94,7 @@ FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("wake", "watched"),
+    *("streams", "wake", "watched"),
 }
 
 

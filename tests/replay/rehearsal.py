@@ -34,7 +34,6 @@ from perdure.worker.log import logger
 from perdure.worker.middleware import CallNext
 from redis.exceptions import ConnectionError as ConnectionLost
 
-
 from tests.replay.journal import MUTED, STEPS, AttemptFailed, Journal, Observer
 from tests.support.emitted import visible
 

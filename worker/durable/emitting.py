@@ -76,8 +76,8 @@ class _Emitted:
     def of(cls, stored: object) -> _Emitted:
         """Read what `data` returned; nothing if another program has changed it."""
         match stored:
-            case [int(attempt), [*streams], {**inner}] if attempt >= 0:
-                return cls(attempt, [str(name) for name in streams], {str(unit): part for unit, part in inner.items()})
+            case [int(attempt), list(streams), dict(inner)] if attempt >= 0:
+                return cls(attempt, list(map(str, streams)), inner)
         return cls()
 
     @classmethod
@@ -339,10 +339,10 @@ def forgotten_notes(run: Run, records: Mapping[str, bytes]) -> dict[str, bytes]:
     """
     found = {key: orjson.dumps(note) for key, record in records.items() if (note := note_in(record)) is not None}
     pending = set(_pending(run.history.emitted.get(PENDING)))
-    for name, note in run.history.emitted.items():
+    for name, stored in run.history.emitted.items():
         scope, mark, stream = name.rpartition(_BODY)
         if mark:
-            body = _Body.decode(note)
+            body = _Body.decode(stored)
             pending.add((scope, stream))
             found[name] = orjson.dumps([0, 0, body.base + body.stored])
     if pending:

@@ -141,7 +141,7 @@ async def test_a_former_delivery_of_a_task_that_was_put_back_is_refused(
         await (SETTLING | WRITING)[act](gateway, former, "x")
     assert await dump(gateway, namespace) == before
     history = await load_history(gateway, newer, "x")
-    assert (history.lost, history.entries) == (0, 2)  # the checkpoint is kept, and nothing counts as a crash
+    assert (history.lost, history.entries) == (0, 4)  # the checkpoint is kept, and nothing counts as a crash
     await SETTLING["succeed"](gateway, newer, "x")
 
 
