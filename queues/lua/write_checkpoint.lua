@@ -55,7 +55,7 @@ if KEYS[7] then
   redis.call('ZSCORE', KEYS[7], '')
 end
 local streams, names, last_numbers, add_item, add_keyed
-if KEYS[8] then
+if #KEYS > 7 then
   streams, names, last_numbers = {}, redis.call('HGET', KEYS[2], 'streams') or '', {}
   for i = 8, #KEYS, 2 do
     local newest = redis.call('XREVRANGE', KEYS[i], '+', '-', 'COUNT', 1)[1]

@@ -463,9 +463,8 @@ class Ledger:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
             self.held.put(record, {"entries": number})
         for name in dict.fromkeys(step.partition(" ")[0] for kind, step, *_ in entries if kind in ("emitted", "cut")):
-            number = self._items.pop(name, None)
-            if number is not None:
-                self.news.append((self.at.stream(task, name), str(number)))
+            if name in self._items:
+                self.news.append((self.at.stream(task, name), str(self._items.pop(name))))
         if any(kind == "taken" for _, kind, *_ in new):
             self.held.put(inbox, {"used": self._used(inbox)})
         return 2 if self.held.exists(control) else 1

@@ -11,8 +11,9 @@ import anyio.from_thread
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, SyncContext, current_context, current_step
 from perdure.worker.task import Task
 
-from tests.replay.handlers import RETRY, Reply, ServiceDown, handler
+from tests.replay.handlers import RETRY, ServiceDown, handler
 from tests.replay.journal import Journal
+from tests.replay.rehearsal import Reply
 
 TOKENS = ["a", "b", "c"]
 
