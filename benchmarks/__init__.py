@@ -7,6 +7,7 @@
 | `recovery`, `recovery_many` | time until tasks run again after a killed worker, a lost host, a deploy |
 | `resume` | cost of resuming a task with a long history |
 | `waking` | latency of a message to one of many parked tasks, and memory of a parked task |
+| `streams` | latency of items from handlers to readers, and many readers |
 | `scale` | cost of tasks and idle workers for Redis |
 | `peers` | Perdure compared with other projects |
 

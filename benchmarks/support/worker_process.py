@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import time
 
 from perdure import App, Context, Worker
 from perdure.worker.log import configure_logging
@@ -64,6 +65,16 @@ async def pace(ctx: Context) -> None:
     """Run slower steps, so that unread reports do not fill the pipe."""
     for _ in range(10_000):
         await ctx.step("pace", _pace)
+
+
+@app.task
+async def speak(ctx: Context, items: int, rate: float) -> None:
+    """Emit items with the present time, so many a second."""
+    start = time.monotonic()
+    for number in range(items):
+        if (early := start + number / rate - time.monotonic()) > 0:
+            await asyncio.sleep(early)
+        await ctx.emit(time.monotonic(), to="times")
 
 
 async def _instant() -> None:
