@@ -144,6 +144,19 @@ class Session(Generic[S]):
         await (store() if (chain := task.app.enqueue_chain) is None else chain(call, store))
         return TurnHandle(producer, self._address, sent[0], task.decode)
 
+    async def turn(self, number: int) -> TurnHandle:
+        """Return a turn by its number, as `send` returned it or `history` has it.
+
+        Raises:
+            SessionNotFound: There is no such session.
+            ValueError: No message was sent with this number.
+        """
+        record = await self.record()
+        if not 1 <= number <= record.sent:
+            raise ValueError(f"number must be that of a turn of the session, 1 to {record.sent}, got {number!r}")
+        task, address = self._agent.task, self._address
+        return TurnHandle(task.app.producer, address, TurnId(address.digest, str(record.born), number), task.decode)
+
     async def record(self) -> SessionRecord:
         """Return the record: status, turns, times. Raises `SessionNotFound`."""
         found = await read_session(self._agent.task.app.producer.gateway, self._address)
@@ -228,6 +241,7 @@ class Session(Generic[S]):
         return self._agent.task.app.sync().call(lambda _: call(self), f"await session.{instead}")
 
     send_sync = blocking(send, _run)
+    turn_sync = blocking(turn, _run)
     record_sync = blocking(record, _run)
     state_sync = blocking(state, _run)
     correct_sync = blocking(correct, _run)

@@ -65,6 +65,19 @@ async def test_each_turn_has_its_stream_and_a_waiting_one_begins_later(app: App)
     assert [item.value for item in blocking] == ["night", None]
 
 
+async def test_a_turn_is_found_by_its_number(app: App) -> None:
+    session = app.session(Speaker, "ada")
+    with pytest.raises(SessionNotFound):
+        await session.turn(1)
+    sent = await session.send("good night")
+    await work_off(app)
+    found = await session.turn(1)
+    assert (found.task_id, await found.result()) == (sent.task_id, "good night")
+    assert [item.value for item in await read_all(found)] == ["good", "night", None]
+    with pytest.raises(ValueError, match="number must be that of a turn of the session, 1 to 1, got 2"):
+        await session.turn(2)
+
+
 async def test_a_failed_turn_ends_and_the_next_one_says_why_it_does_not_begin(app: App) -> None:
     session = app.session(Speaker, "ada")
     first, second = await session.send("please fail"), await session.send("good night")
