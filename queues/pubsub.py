@@ -45,6 +45,7 @@ class TaskNotifications:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._shown = gateway.address.shown
         self._pubsub: PubSub | None = None
         self._listeners: dict[bytes, list[Listener]] = defaultdict(list)
         self._subscribed: dict[bytes, asyncio.Event] = {}
@@ -116,7 +117,7 @@ class TaskNotifications:
     def _check_open(self, closes: int) -> None:
         """Raise `NotOpen` if `close` was called since it had been called so many times."""
         if self._closes != closes:
-            raise NotOpen(f"the connection to {self._gateway.address.shown} was closed")
+            raise NotOpen(f"the connection to {self._shown} was closed")
 
     def _wake_all(self) -> None:
         for channel, listeners in self._listeners.items():
@@ -158,7 +159,7 @@ class TaskNotifications:
             for one in leaving:
                 self._subscribed.pop(one, None)
             if leaving and self._pubsub is not None:
-                with translated(self._gateway.address.shown):
+                with translated(self._shown):
                     await self._pubsub.unsubscribe(*leaving)
 
     async def _listen(self) -> None:
@@ -174,7 +175,7 @@ class TaskNotifications:
                         if self._pubsub is None:
                             await self._resubscribe()
                     continue
-                with translated(self._gateway.address.shown):
+                with translated(self._shown):
                     message = await self._next_message(pubsub)
                 delays = _RECONNECT.delays()
                 if message is not None:
@@ -200,7 +201,7 @@ class TaskNotifications:
 
     async def _add(self, names: Collection[bytes]) -> None:
         if self._pubsub is not None:
-            with suppress(Unavailable), translated(self._gateway.address.shown):
+            with suppress(Unavailable), translated(self._shown):
                 await self._pubsub.subscribe(*names)
                 return
         await self._resubscribe()
@@ -210,7 +211,7 @@ class TaskNotifications:
         await self._drop()
         pubsub = await self._gateway.subscription()
         try:
-            with translated(self._gateway.address.shown):
+            with translated(self._shown):
                 await pubsub.subscribe(*self._listeners)
         except BaseException:
             await pubsub.aclose()
