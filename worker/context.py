@@ -354,6 +354,41 @@ class Context(TaskInfo, StepCaller):
 
         await log_once(self._run, Discovered(fact=fact, source=source))
 
+    async def promise(
+        self, to: str | TaskHandle[Any], what: str, due: datetime | None = None, *, by: str = "me"
+    ) -> None:
+        """Record a promise. Recorded once, like a step.
+
+        It is open until `keep` is called with the same receiver and text. It stands in each handoff document, a
+        successor takes it over, and a task that ends before logs `left_promises`. In an agent it is a `Commitment` of
+        the state.
+
+        Args:
+            to: name of the person or task that it is made to.
+            what: at most 1,000 characters.
+            due: until when, with a time zone.
+            by: name of the party that has made it, with "me" as the receiver: what this task is owed.
+
+        Raises:
+            StepDefinitionError: an argument is not valid.
+        """
+        from .durable.promises import promise
+
+        await promise(self._run, to, what, due=due, by=by)
+
+    async def keep(self, to: str | TaskHandle[Any], what: str, *, by: str = "me") -> None:
+        """Record that a promise was kept. Recorded once, like a step.
+
+        Args:
+            to, what, by: those of the promise, which this task or one that it continues has made.
+
+        Raises:
+            StepDefinitionError: no such promise is open.
+        """
+        from .durable.promises import keep
+
+        await keep(self._run, to, what, by=by)
+
     async def add_message(
         self,
         role: Role,
@@ -609,18 +644,33 @@ class Context(TaskInfo, StepCaller):
 
     # messages, see docs/how-to/messages.md
 
-    async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
+    async def send(
+        self,
+        to: str | TaskHandle[Any],
+        content: Any,
+        *,
+        sender: str | None = None,
+        promise: str | None = None,
+        due: datetime | None = None,
+    ) -> Sent:
         """Send a message to another task: once, however often this task runs again.
 
         Args:
             to: id or handle of the task.
             content: JSON data.
             sender: name of the sender, else this task's id, to which an answer can be sent.
+            promise: what is promised to the receiver, recorded with the message: see `promise`. due: until when.
 
         Raises:
             TaskNotFound, TaskEnded, InboxFull, PayloadTooLarge, StepMismatch: see there.
         """
-        return await send(self._run, to, content, sender=sender, durability=self._options.durability)
+        promised = None
+        if promise is not None or due is not None:
+            from .durable.promises import made_promise
+
+            promised = made_promise(self._run, to, promise, due)
+        durability = self._options.durability
+        return await send(self._run, to, content, sender=sender, promised=promised, durability=durability)
 
 
 def current_context() -> Context:

@@ -204,6 +204,8 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     checkpoint = blocking(Context.checkpoint)
     decide = blocking(Context.decide)
     discover = blocking(Context.discover)
+    promise = blocking(Context.promise)
+    keep = blocking(Context.keep)
     add_message = blocking(Context.add_message)
     record_event = blocking(Context.record_event)
     recall_step = blocking(Context.recall_step)

@@ -20,10 +20,11 @@ from ...queues.json_form import as_json
 from ...queues.transport.backoff import retry_while_unavailable
 from ..durable.journal.event import Event
 from ..durable.journal.event_redaction import redacted
-from ..durable.journal.handoff.document import Handoff
+from ..durable.journal.handoff.document import Handoff, OpenPromise
 from ..durable.journal.parsing import Unreadable, parse_event
 from ..durable.journal.run_events import Started
 from ..durable.journal.step_record import SNAPSHOT, StepRecord
+from ..durable.promises import PromiseOwner
 from ..durable.run import Run, RunObserver
 from ..errors import BadSnapshot, StateError, StateTooLarge, first_problem
 from ..log import log_wait, logger
@@ -35,7 +36,7 @@ from .journal.history import drift
 from .journal.json_patch import BadPatch, Patch, apply, diff
 from .journal.reducer import LOGGED_BY_CALLS, empty_state, reduce
 from .journal.snapshot import BLOB, StoredState, decode_snapshot, encode_snapshot
-from .journal.state import AgentState, Decision, Discovery, PlanStep
+from .journal.state import AgentState, Commitment, Decision, Discovery, PlanStep
 from .session_turn import Carried
 from .state_type import StateType
 
@@ -56,7 +57,7 @@ _LARGE: Final = 64 * 1024
 """Bytes above which a growing state is logged, again each time it has doubled."""
 
 
-class LiveState(RunObserver, Generic[S]):
+class LiveState(PromiseOwner, Generic[S]):
     """The state of one run.
 
     `state` is the object that the agent works on. `logged_state` is the reduction of all events so far, as JSON. Logged
@@ -164,6 +165,14 @@ class LiveState(RunObserver, Generic[S]):
                     raise
                 del messages[removed.first_message : removed.first_message + removed.messages]
                 messages.pop()  # the event adds the message of the turn again
+
+    def open_promises(self) -> list[OpenPromise]:
+        """Return the open commitments of the state."""
+        return [
+            OpenPromise(what=made.what, by=made.by, to=made.to, due=made.due, wait=made.wait)
+            for made in self.state.commitments
+            if not made.done
+        ]
 
     async def recall_results(self) -> None:
         """Add the results of archived steps to those of `state`, in the order of the plan, until the next rollback.
@@ -475,7 +484,7 @@ def _largest(state: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def seed_from_handoff(state: AgentState, received: Handoff) -> None:
-    """Add the decisions and discoveries of a handoff document, as number 0: their events are in another log."""
+    """Add decisions, discoveries and open promises of a handoff document, as number 0: their events are elsewhere."""
     decisions = [
         Decision(n=0, choice=one.choice, reasoning=one.reasoning, alternatives=list(one.alternatives))
         for one in received.decisions
@@ -483,6 +492,8 @@ def seed_from_handoff(state: AgentState, received: Handoff) -> None:
     discoveries = [Discovery(n=0, fact=one.fact, source=one.source) for one in received.discoveries]
     state.decisions = [*decisions, *state.decisions]
     state.discoveries = [*discoveries, *state.discoveries]
+    promises = [Commitment(what=one.what, by=one.by, to=one.to, due=one.due) for one in received.promises]
+    state.commitments = [*promises, *state.commitments]
 
 
 _CHUNK: Final = 200

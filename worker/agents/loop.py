@@ -52,6 +52,7 @@ from ..durable.journal.run_events import (
     WaitStarted,
 )
 from ..durable.journal.step_record import StepRecord
+from ..durable.promises import left_promises, warn_of_left
 from ..durable.run import Run, RunObserver
 from ..durable.steps.codec import arguments_text, codec_of, fingerprint
 from ..durable.steps.current import AlreadyDone, StepCall
@@ -296,6 +297,10 @@ class Loop(Generic[S]):
             await self._undo()
             return None
         data, result = closed
+        promises = [] if self._live.carried is not None else self._live.open_promises()
+        if promises:  # of a turn of a session, the next one has them
+            warn_of_left(run, promises)
+            await run.log_event(left_promises(promises))
         await self._record(FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, FINISH, StepRecord(data).encode()))
         return AlreadyDone(result)
 

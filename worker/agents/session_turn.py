@@ -210,7 +210,8 @@ def _wake(state: dict[str, Any], began: int) -> tuple[int, str] | None:
     """Return when the next commitment falls due after the start of a turn (ms), and the note about it."""
     start = datetime.fromtimestamp(began / 1000, UTC)
     listed = [Commitment.model_validate(one) for one in state["commitments"]]
-    due = [(one.due, one) for one in listed if one.due is not None and not one.done and one.due > start]
+    open_ = [one for one in listed if not one.done and not one.wait]
+    due = [(one.due, one) for one in open_ if one.due is not None and one.due > start]
     if not due:
         return None
     at, first = min(due, key=lambda one: one[0])

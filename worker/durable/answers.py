@@ -58,6 +58,7 @@ from .journal.run_events import AnswerDropped, Answered, Waited, WaitStarted
 from .journal.step_record import StepRecord
 from .json_types import type_problem
 from .messaging import InboxOwner
+from .promises import drop_owed, save_owed
 from .run import Run
 from .steps.codec import Codec
 from .steps.current import DEFAULT_OPTIONS, StepOptions, check_call
@@ -507,6 +508,7 @@ class Wait(Generic[T]):
         record = StepRecord(orjson.dumps(outcome), self._call.digest, self._call.asked)
         logged = run.next_entry(event)
         entries = [Entry(Kind.DONE_WITH_EVENT, self._key, record.encode()), closing(run.id, self.id, answer), logged]
+        entries += drop_owed(run, self.id)
         replicated = self._options.durability == "replicated"
         self._outcome, self._stored = outcome, False
         await run.recorder.put(*entries, wait=True, replicated=replicated, progress=True)
@@ -541,12 +543,14 @@ class Wait(Generic[T]):
             dropped = forget_steps([self._key], run.history)
             for key in self._later() if following else ():
                 wait = wait_id(key)
-                dropped += [*forget_steps([key], run.history), closing(run.id, wait)]
+                dropped += [*forget_steps([key], run.history), closing(run.id, wait), *drop_owed(run, wait)]
                 dropped.append(run.next_entry(Waited(closed=True, wait=wait)))
         event = WaitStarted(
             what="answer", on=call.who, why=call.why, withdrawn=withdrawn, wait=self.id, until=self._until
         )
-        await run.recorder.put(*dropped, self._saved(), self._opening(), run.next_entry(event), wait=True)
+        opened = [self._saved(), self._opening(), run.next_entry(event)]
+        opened += save_owed(run, call.who, call.why or call.name, self._until, self.id)
+        await run.recorder.put(*dropped, *opened, wait=True)
         run.touch()
         await self._claim()
 
@@ -578,8 +582,9 @@ class Wait(Generic[T]):
         place = (run.gateway, run.delivery.partition, run.id, self.id, token)
         holder = await self._repeat(lambda: claim_token(*place, timeout_ms=left))
         if holder is not None:
-            dropped = forget_steps([self._key], run.history)
-            await run.recorder.put(*dropped, closing(run.id, self.id), run.next_entry(Waited(wait=self.id)), wait=True)
+            dropped = [*forget_steps([self._key], run.history), closing(run.id, self.id)]
+            dropped += (run.next_entry(Waited(wait=self.id)), *drop_owed(run, self.id))
+            await run.recorder.put(*dropped, wait=True)
             raise TokenTaken(token, holder.task_id, holder.wait)
 
     async def _repeat(self, call: Any) -> Any:
@@ -614,7 +619,8 @@ class UnitWait(Wait[Any]):
 def close_wait(run: Run, key: str, saved: dict[str, Any], end: Closing) -> None:
     """Close the wait of a cancelled branch, and free its token."""
     wait, token = wait_id(key), saved.get("token")
-    entries = (*forget_steps([key], run.history), closing(run.id, wait), run.next_entry(Waited(closed=True, wait=wait)))
+    entries = [*forget_steps([key], run.history), closing(run.id, wait)]
+    entries += (run.next_entry(Waited(closed=True, wait=wait)), *drop_owed(run, wait))
     free = None if token is None else partial(free_token, run.gateway, run.delivery.partition, run.id, wait, token)
     end.add(*entries, then=free)
 

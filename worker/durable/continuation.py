@@ -7,6 +7,7 @@ id in the plan, then this task is settled with that id.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,8 +24,9 @@ from ...queues.inspection.views import find_task
 from ...queues.keys import Namespace, check_name
 from ...queues.security.secret_arguments import SecretPaths
 from ...queues.transport.large_values import read_arguments
-from .journal.handoff.document import HANDOFF, RECEIVED, Handoff
+from .journal.handoff.document import HANDOFF, RECEIVED, Handoff, OpenPromise
 from .journal.run_events import HandedOff
+from .promises import open_promises
 from .run import Run, goal_of
 from .steps.codec import read_step_result, store_step_result
 from .steps.current import check_call
@@ -100,14 +102,17 @@ async def continue_as(
         "on_end": own.on_end if name == own.task else getattr(to, "on_end", None) is not None,
     }
     envelope = Envelope(id=task_id, task=name, options=options, secrets=marks, **kept)
-    plan = {
+    plan: dict[str, Any] = {
         "v": 1,
         "envelope": envelope.encode().decode(),
         "queue": target_queue,
         "arguments": stored.decode(),
-        "handoff": handoff.to_json().decode(),
         "source": f"{run.id} {new_task_id()}",
     }
+    # all of them, as they are: the successor keeps them by their texts
+    left_out = {kind: count for kind, count in handoff.left_out.items() if kind != "promises"}
+    handoff = handoff.model_copy(update={"promises": tuple(_handed(run)), "left_out": left_out})
+    plan["handoff"] = handoff.to_json().decode()
     entries = [
         event_entry,
         Entry(Kind.SAVED, HANDOFF, handoff.to_json()),
@@ -116,6 +121,15 @@ async def continue_as(
     await run.recorder.put(*entries, wait=True)
     run.history.saved[HANDING] = orjson.dumps(plan)
     await run.continue_elsewhere()
+
+
+def _handed(run: Run) -> list[OpenPromise]:
+    """Return the open promises that the successor takes over, the one that is due first in front.
+
+    Its own waits have other ids than those by which answers are owed here.
+    """
+    promises = [promise.model_copy(update={"wait": ""}) for promise in open_promises(run)]
+    return sorted(promises, key=lambda one: math.inf if one.due is None else one.due.timestamp())
 
 
 def successor_of(run: Run) -> Successor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -28,7 +28,12 @@ E = TypeVar("E", bound=Event)
 
 
 async def log_once(
-    run: Run, event: E, *, name: str | None = None, saved: Callable[[E], Entry] | None = None
+    run: Run,
+    event: E,
+    *,
+    name: str | None = None,
+    check: Callable[[], None] | None = None,
+    also: Callable[[E], Sequence[Entry]] | None = None,
 ) -> tuple[int, E]:
     """Log an event unless an earlier run has logged it.
 
@@ -37,7 +42,8 @@ async def log_once(
 
     Args:
         name: Name of the record, else `#TYPE`.
-        saved: Returns what is stored in one act with the event, given the event without secrets.
+        check: Called before the event is logged, unless an earlier run has logged it.
+        also: Returns further entries of the act that logs it, given the event without secrets.
 
     Returns:
         Number of the event, and the event as it is in the log: an earlier run may have logged another content.
@@ -50,6 +56,8 @@ async def log_once(
         event = event.model_copy(update={"step": outer})
     content = event if run.redact is None else redacted(event, run.redact)
     if not run.history.records:
+        if check is not None:
+            check()
         key, entry = run.keys.next(name), run.next_entry(event)
     else:
         key, recorded, former = await match_call(run, name, digest_of(content.to_json()))
@@ -58,10 +66,12 @@ async def log_once(
         if recorded is not None:
             run.replayed(int(recorded))
             return int(recorded), encodable(event) if former is None else await _logged(run, int(recorded), event)
+        if check is not None:
+            check()
         entry = run.next_entry(event)
     record = StepRecord(entry.value, digest_of(entry.log)).encode()
-    extra = () if saved is None else (saved(content),)
-    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, *extra, wait=False)
+    more = () if also is None else also(content)
+    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, *more, wait=False)
     return int(entry.value), encodable(event)
 
 

@@ -28,8 +28,10 @@ from ..errors import StepDefinitionError, StepMismatch
 from ..log import FirstOfEach, logger
 from .journal.event import Event
 from .journal.event_redaction import redacted
+from .journal.handoff.document import OpenPromise
 from .journal.run_events import MessageSent, Received, Waited, WaitStarted
 from .journal.step_record import StepRecord
+from .promises import event_of, saving_more
 from .run import Run, RunObserver
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call
@@ -328,9 +330,17 @@ async def _put(
 
 
 async def send(
-    run: Run, to: str | TaskHandle[Any], content: Any, *, sender: str | None, durability: Durability
+    run: Run,
+    to: str | TaskHandle[Any],
+    content: Any,
+    *,
+    sender: str | None,
+    promised: OpenPromise | None = None,
+    durability: Durability,
 ) -> Sent:
     """Send a message to another task. See `Context.send`.
+
+    promised: what is promised to the receiver, recorded in the same act.
 
     The id of a message has the digest of its content, and a number among equal sends. So a send that was cut off is
     repeated under the same id, whatever the order of the branches.
@@ -367,9 +377,11 @@ async def send(
             limit=run.payload_limit,
         )
         value = StepRecord(orjson.dumps([sent.task_id, sent.number, sent.state]), digest, shown).encode()
-        event = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))
+        message_sent = MessageSent(to=sent.task_id, number=sent.number, content=content)
         stored = durability != "async"
-        entries = (Entry(Kind.DONE_WITH_EVENT, key, value), event)
+        following = [] if promised is None else [event_of(promised)]
+        entries = [Entry(Kind.DONE_WITH_EVENT, key, value), *next_entries(run, message_sent, *following)]
+        entries += [] if promised is None else saving_more(run, promised)
         await run.recorder.put(*entries, wait=stored, replicated=durability == "replicated", progress=True)
         run.touch()
         run.step_recorded(stored=stored)

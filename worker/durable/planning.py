@@ -38,13 +38,13 @@ async def make_plan(run: Run, steps: Iterable[Any], why: str = "") -> list[str]:
     planned = _planned(scope, steps)
     again = run.keys.is_given(f"{scope}{_RECORD}")
 
-    def stored(event: Planned) -> Entry:
+    def stored(event: Planned) -> list[Entry]:
         plan = FunctionPlan.after(FunctionPlan.decode(run.history.saved.get(PLANNED)), event)
         data = run.history.saved[PLANNED] = plan.encode()
-        return Entry(Kind.SAVED, PLANNED, data)
+        return [Entry(Kind.SAVED, PLANNED, data)]
 
     event = Planned(steps=planned, why=why, again=again)
-    _, recorded = await log_once(run, event, name=_RECORD, saved=stored)
+    _, recorded = await log_once(run, event, name=_RECORD, also=stored)
     return [step.key.removeprefix(scope).partition("#")[0] for step in recorded.steps]
 
 

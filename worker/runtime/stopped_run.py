@@ -23,6 +23,7 @@ from ...queues.runtime import RUNTIME
 from ...queues.transport.gateway import Gateway
 from ..context import Context
 from ..durable.journal.handoff.document import HANDOFF, AwaitedAnswer, Handoff, Why
+from ..durable.promises import left_promises, log_left_cancelled, warn_of_left
 from ..durable.run import Run, goal_of
 from ..durable.stop_reasons import STOP_RULES
 from ..log import logger
@@ -40,6 +41,8 @@ class HandoffMiddleware(Middleware):
     async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
         if isinstance(settlement, RunSettlement):
             settlement.handoff = await store_handoff(self._gateway, settlement.run, settlement.outcome)
+            if isinstance(settlement.outcome, Cancelled):
+                await log_left_cancelled(settlement.run)
         await call_next()
 
 
@@ -74,7 +77,12 @@ async def store_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff
             attention=_remedy(run, outcome, tail),
             waiting=stop.waiting,
         )
-        await run.recorder.put_or_drop(Entry(Kind.SAVED, HANDOFF, handoff.to_json()))
+        entries = []
+        if isinstance(outcome, Burial) and handoff.promises:
+            warn_of_left(run, handoff.promises)
+            entries.append(run.next_entry(left_promises(handoff.promises)))
+            handoff = handoff.model_copy(update={"events": run.events})
+        await run.recorder.put_or_drop(*entries, Entry(Kind.SAVED, HANDOFF, handoff.to_json()))
     except (LeaseLost, EntriesLost):
         raise
     except QueueError as error:

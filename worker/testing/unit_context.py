@@ -191,10 +191,20 @@ class UnitContext(Context):
         given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": question}
         return await self.wait_for(name or QUESTION, type, **given)
 
-    async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
-        """Append the message to `sent`."""
+    async def send(
+        self,
+        to: str | TaskHandle[Any],
+        content: Any,
+        *,
+        sender: str | None = None,
+        promise: str | None = None,
+        due: datetime | None = None,
+    ) -> Sent:
+        """Append the message to `sent`, and record what is promised."""
         check_place(self._run, "#send", own=True)
         task_id = to if isinstance(to, str) else to.id
+        if promise is not None or due is not None:
+            await self.promise(task_id, promise or "", due)
         self.sent.append((task_id, content))
         return Sent(task_id, len(self.sent), State.QUEUED)
 

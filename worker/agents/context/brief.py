@@ -326,7 +326,7 @@ def _discoveries(state: AgentState) -> Iterable[str]:
 
 def _open_promises(commitments: Sequence[Commitment]) -> list[Commitment]:
     """Return the open promises: first the agent's own, of these and the others the one that is due first."""
-    found = [one for one in commitments if not one.done]
+    found = [one for one in commitments if not one.done and not one.wait]  # of a wait, the question stands below
     return sorted(found, key=lambda one: (one.by != "me", inf if one.due is None else one.due.timestamp()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -37,6 +38,7 @@ from ...durable.journal.parsing import Unreadable, parse_event
 from ...durable.journal.run_events import StepFailed
 from ...durable.journal.step_record import PLANNED, SNAPSHOT, result_text
 from ...durable.journal.tool_notes import TOOLS, noted_call, tool_counts
+from ...durable.promises import as_commitments, stored_promises
 from ...errors import BadSnapshot
 from .agent_events import Dismissed
 from .json_patch import BadPatch
@@ -89,14 +91,12 @@ def handoff_of(
         at: Time in milliseconds, else that of the tail.
         number: Number of the last event, if the log has one more than the tail.
     """
-    stored = None
-    if (snapshot := tail.saved.get(SNAPSHOT)) is not None:
-        try:
-            stored = decode_snapshot(session, snapshot, tail.saved)
-        except BadSnapshot:
-            stored = None  # the resumed run raises it; the log still has a report
+    stored = _snapshot_in(session, tail)
+    state = state_after(stored, tail.events)
+    if stored is None and (promises := stored_promises(session, tail.saved)) is not None:
+        state["commitments"] = as_commitments(promises)
     started = next((one.data for one in tail.events if one.type == "started" and isinstance(one.data, dict)), {})
-    state, in_flight = state_after(stored, tail.events), tuple(in_flight)
+    in_flight = tuple(in_flight)
     if stored is None and (plan := FunctionPlan.decode(tail.saved.get(PLANNED))) is not None:
         running = {*in_flight, *tail.intents}
         state |= state_of(plan, tail.done, running=running, failed=failed_steps(tail))
@@ -131,6 +131,23 @@ def failed_steps(tail: LogTail) -> set[str]:
     if isinstance(tail.done, Mapping):
         failed |= {key for key, record in tail.done.items() if is_failure(record)}
     return failed
+
+
+def _snapshot_in(session: str, tail: LogTail) -> StoredState | None:
+    """Return the snapshot of an agent; a damaged one counts as none: the resumed run raises it."""
+    try:
+        snapshot = tail.saved.get(SNAPSHOT)
+        return None if snapshot is None else decode_snapshot(session, snapshot, tail.saved)
+    except BadSnapshot:
+        return None
+
+
+def open_promises_in(session: str, tail: LogTail) -> Sequence[OpenPromise]:
+    """Return the open promises of a task from the tail of its log."""
+    stored = _snapshot_in(session, tail)
+    if stored is None and (promises := stored_promises(session, tail.saved)) is not None:
+        return promises
+    return [*_promises(state_after(stored, tail.events))]
 
 
 def state_after(stored: StoredState | None, events: Sequence[TaskEvent]) -> dict[str, Any]:
@@ -436,6 +453,12 @@ def _parts(kind: type[P], value: Any) -> list[P]:
         except ValidationError:
             continue
     return found
+
+
+def _promises(state: Mapping[str, Any]) -> Iterable[OpenPromise]:
+    """Return the open promises, the one that is due first in front."""
+    promises = _parts(OpenPromise, [one for one in _objects(state.get("commitments")) if not one.get("done")])
+    return sorted(promises, key=lambda one: inf if one.due is None else one.due.timestamp())
 
 
 def _text(value: Any) -> str:

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from ....queues.waits import wait_name
 from ...durable.journal.chat import Message
 from ...durable.journal.event import Event
+from ...durable.journal.handoff.document import OpenPromise
 from ...durable.journal.run_events import (
     Answered,
     Planned,
+    Promised,
+    PromiseKept,
     Received,
     Started,
     StepCompleted,
@@ -22,6 +26,7 @@ from ...durable.journal.run_events import (
     Waited,
     WaitStarted,
 )
+from ...durable.promises import owed
 from .agent_events import (
     ArtifactSaved,
     Compacted,
@@ -33,7 +38,7 @@ from .agent_events import (
     WorkspaceSaved,
 )
 from .json_patch import BadPatch, apply
-from .state import KEPT, AgentState
+from .state import KEPT, AgentState, Commitment
 
 State = dict[str, Any]
 
@@ -159,13 +164,44 @@ def _compacted(state: State, event: Compacted, number: int) -> State:
 
 
 def _waiting(state: State, event: WaitStarted, number: int) -> State:
-    return {"waiting_for": {"what": event.what, "on": event.on, "why": event.why, "wait": event.wait}}
+    """Note a wait, and that the person who is asked owes the answer."""
+    awaited = {"waiting_for": {"what": event.what, "on": event.on, "why": event.why, "wait": event.wait}}
+    if event.what != "answer" or not event.on:
+        return awaited
+    promise = owed(event.on, event.why or wait_name(event.wait), event.until, event.wait)
+    return awaited | {"commitments": [*_without_wait(state, event.wait), _commitment(promise)]}
 
 
 def _waited(state: State, event: Waited | Answered, number: int) -> State:
-    """Note the end of a wait. Of several that are open, the state has the latest."""
+    """Note the end of a wait, whose answer is owed no more. Of several that are open, the state has the latest."""
     awaited = state["waiting_for"]
-    return {"waiting_for": None if awaited is None or awaited.get("wait", "") == event.wait else awaited}
+    ended = {"waiting_for": None if awaited is None or awaited.get("wait", "") == event.wait else awaited}
+    left = _without_wait(state, event.wait)
+    return ended if len(left) == len(state.get("commitments", ())) else ended | {"commitments": left}
+
+
+def _without_wait(state: State, wait: str) -> list[Any]:
+    return [made for made in state.get("commitments", ()) if not wait or made.get("wait", "") != wait]
+
+
+def _commitment(promise: OpenPromise) -> State:
+    made = Commitment(what=promise.what, by=promise.by, to=promise.to, due=promise.due, wait=promise.wait)
+    return made.model_dump(mode="json")
+
+
+def _promised(state: State, event: Promised, number: int) -> State:
+    promise = OpenPromise(what=event.what, by=event.by, to=event.to, due=event.due)
+    return {"commitments": [*state.get("commitments", ()), _commitment(promise)]}
+
+
+def _promise_kept(state: State, event: PromiseKept, number: int) -> State:
+    """Mark the first open commitment with these parties and this text as done."""
+    kept = [*state.get("commitments", ())]
+    for position, made in enumerate(kept):
+        if not made["done"] and (made["what"], made["by"], made["to"]) == (event.what, event.by, event.to):
+            kept[position] = {**made, "done": True}
+            break
+    return {"commitments": kept}
 
 
 def _received(state: State, event: Received, number: int) -> State:
@@ -197,4 +233,6 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "waited": _waited,
     "answered": _waited,
     "received": _received,
+    "promised": _promised,
+    "promise_kept": _promise_kept,
 }

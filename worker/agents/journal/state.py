@@ -156,6 +156,7 @@ class Commitment(BaseModel):
         by: Name of the party that promised it; "me" is the agent.
         to: Name of the party that it was promised to; "me" is the agent.
         due: Time until which it is to be done; None if no time was agreed. A time without a zone is refused.
+        wait: Id of the open wait whose answer it is; empty otherwise.
     """
 
     model_config = ConfigDict(validate_assignment=True)
@@ -165,6 +166,7 @@ class Commitment(BaseModel):
     to: str = ""
     due: UtcTime | None = None
     done: bool = False
+    wait: str = ""
 
     def is_due(self, now: datetime) -> bool:
         """Return whether it is open and its time has come."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ....queues.defaults import MAX_SECONDS
 from ....queues.envelope import shown_data
 from ....queues.errors import DecryptionError, Refused
+from ....queues.event_log import read_log_tail
 from ....queues.explanation.sentences import Explanation
 from ....queues.keys import Partition
 from ....queues.producer import Producer
@@ -14,7 +15,10 @@ from ....queues.records import Record, State
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import duration, waited_for
 from ...agents.coherence.findings import StoredFinding, stored_findings
+from ...agents.journal.draft import open_promises_in
 from ...artifacts.links import ArtifactLink, task_links
+from ...durable.journal.handoff.document import OpenPromise
+from ...durable.promises import promise_text
 from ..artifacts import describe_link, note_damaged, size_text
 from ..support.connection import TaskOptions, connected, mask_defined
 from ..support.events_text import progress_text
@@ -36,6 +40,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
     record, explained = (await mask_defined(producer))(await handle.record()), await handle.explain()
     links = await _links(producer.gateway, handle.partition, handle.id)
     findings = await _findings(producer.gateway, handle.partition, handle.id)
+    promises = await _promises(producer.gateway, handle.partition, handle.id)
     since = ago(explained.now)
     error = record.error or {}
     return Output(
@@ -45,6 +50,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "result": shown_data(record.shown_result()),
             "artifacts": [describe_link(link) for link in links],
             "incoherent": [_describe_finding(finding) for finding in findings],
+            "promises": [promise.model_dump(mode="json", exclude={"wait"}) for promise in promises],
             "explanation": explained.summary(),
         },
         {
@@ -83,6 +89,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "result": _text(record.shown_result()),
             "artifacts": [f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links],
             "incoherent": [f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings],
+            "promises": [promise_text(promise) for promise in promises],
             "handed to": record.handed_to,
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
@@ -170,6 +177,14 @@ async def _findings(gateway: Gateway, partition: Partition, task_id: str) -> Seq
     except DecryptionError as error:
         note(str(error))
         return ()
+    except Refused:
+        return ()
+
+
+async def _promises(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[OpenPromise]:
+    """Return the open promises of a task; none if this user may not read its checkpoint."""
+    try:
+        return open_promises_in(task_id, await read_log_tail(gateway, partition, task_id))
     except Refused:
         return ()
 

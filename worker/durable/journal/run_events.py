@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 from .chat import Message
 from .event import Count, Event, built_in
+from .handoff.document import OpenPromise
 
 # start
 
@@ -264,6 +265,36 @@ class MessageSent(Event):
     to: str
     number: int = 0
     content: Any = None
+
+
+@built_in
+class Promised(Event):
+    """Promise that one party has made to another. by, to: their names; "me" is the task. due: until when, if agreed."""
+
+    type: Literal["promised"] = "promised"
+    what: str
+    by: str = "me"
+    to: str = "me"
+    due: AwareDatetime | None = None
+
+
+@built_in
+class PromiseKept(Event):
+    """End of a promise: it was kept. what, by, to: those of the promise."""
+
+    type: Literal["promise_kept"] = "promise_kept"
+    what: str
+    by: str = "me"
+    to: str = "me"
+
+
+@built_in
+class LeftPromises(Event):
+    """Promises that were open when the task ended. promises: the first 20 of them."""
+
+    type: Literal["left_promises"] = "left_promises"
+    count: Count
+    promises: tuple[OpenPromise, ...] = ()
 
 
 @built_in

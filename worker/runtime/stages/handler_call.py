@@ -17,6 +17,7 @@ from ...durable.event_calls import log_orphans
 from ...durable.handler_task import GENERATOR_EXIT, is_closing
 from ...durable.joining import group_arguments
 from ...durable.journal.step_record import UNSAVED, WORKSPACE
+from ...durable.promises import log_left
 from ...durable.run import Run
 from ...durable.steps.codec import store_task_result
 from ...durable.steps.current import CURRENT_RUN, FORGOTTEN, StepCall
@@ -114,11 +115,9 @@ class HandlerCall:
         if run.stop_reason is not None:
             _check_lost(run)
         if result is not None or stop is not StopReason.CANCELLED:
-            if result is not None and run.history.records and task.on_orphan is not None:
-                orphaned = await log_orphans(run)
-                if orphaned is not None and task.on_orphan == "fail":
-                    remedy = "give them their former names, or replay the task with --fresh"
-                    result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
+            if result is not None and (run.history.records or run.history.saved):
+                error = await _log_left(run, task) or error
+                result = None if isinstance(error, OrphanedSteps) else result
             if run.failures and (result is not None or stop is None or STOP_RULES[stop].act == "fail"):
                 await forget_failures(run)
             if run.has_written:
@@ -138,6 +137,17 @@ class HandlerCall:
             error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
             error.__cause__ = cause
         return after_error(error, task.retry, run.history.counters, run.envelope.options.max_attempts)
+
+
+async def _log_left(run: Run, task: Task[Any, Any]) -> OrphanedSteps | None:
+    """Log what a handler with a result leaves: recorded steps, promises. Return the error if it fails for the steps."""
+    if run.history.records and task.on_orphan is not None:
+        orphaned = await log_orphans(run)
+        if orphaned is not None and task.on_orphan == "fail":
+            return OrphanedSteps(f"{orphaned}; give them their former names, or replay the task with --fresh")
+    if run.history.saved:
+        await log_left(run)
+    return None
 
 
 async def _restore(run: Run) -> None:

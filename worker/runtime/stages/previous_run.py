@@ -37,6 +37,7 @@ from ...durable.journal.run_events import Resumed
 from ...durable.journal.step_record import PLANNED, SNAPSHOT, VERSION, StepRecord, result_text
 from ...durable.journal.tool_notes import TOOLS, open_calls
 from ...durable.messaging import unread_messages
+from ...durable.promises import PROMISES
 from ...durable.run import Run, goal_of
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
@@ -45,7 +46,7 @@ from ...on_demand import draft_handoff
 from ..outcome import Cancelled, Outcome
 from .execution import Execution
 
-_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, PLANNED, VERSION, ON_END, CHILDREN)
+_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, PROMISES, PLANNED, VERSION, ON_END, CHILDREN)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""
 
 
