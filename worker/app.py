@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, Protocol, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Never, Protocol, Self, TypeAlias, overload
 
 from ..deadletter.policy import Retry
 from ..queues.durations import Duration
@@ -235,7 +235,7 @@ class App:
         on_orphan: OnOrphan = "warn",
         version: int = 1,
         strict_order: bool = False,
-        coherence: Coherence | None = None,
+        coherence: Coherence | Literal["warn"] | None = "warn",
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
     ) -> TaskDecorator: ...
@@ -253,7 +253,7 @@ class App:
         on_orphan: OnOrphan = "warn",
         version: int = 1,
         strict_order: bool = False,
-        coherence: Coherence | None = None,
+        coherence: Coherence | Literal["warn"] | None = "warn",
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
         **unknown: Never,
@@ -278,7 +278,8 @@ class App:
                 began with. A worker leaves a task that began with a later one to newer workers.
             strict_order: refuse a new step that comes before recorded ones of its scope, before it runs
                 (`StepOutOfOrder`). Concurrent branches need a scope each.
-            coherence: checks while the task runs, see `Coherence`; None for none.
+            coherence: checks while the task runs, see `Coherence`. `"warn"` warns of repeated calls and of no progress
+                from the first `ctx.tool` of a run on, and costs nothing without one; None for no checks.
             on_end: a clean-up task, which gets the id of this one. The act that ends this one enqueues it on the same
                 queue: with a result, as a dead letter, or cancelled, whether it was running or not.
             unique: which tasks must not be there twice, see `Unique`. It does not apply to children and to the tasks of a
@@ -288,7 +289,7 @@ class App:
         queue = self._queue(queue)
 
         around = None
-        if coherence is not None:
+        if coherence is not None and coherence != "warn":
             from .agents.coherence.monitor import watched
 
             around = partial(watched, coherence=coherence)
@@ -306,6 +307,7 @@ class App:
                 on_orphan=on_orphan,
                 version=version,
                 strict_order=strict_order,
+                watches_tools=coherence == "warn",
                 around=around,
                 on_end=on_end,
                 unique=unique,

@@ -44,6 +44,13 @@ def burial_notes(tail: LogTail, session: str, reason: str, error: str, message: 
     return list(draft.burial_notes(tail.events, session, reason, error, message, step=step, intents=tail.intents))
 
 
+async def watch_tools(run: Run) -> None:
+    """Check the coherence of a function from its first tool call on, as long as the handler runs."""
+    from .agents.coherence.monitor import watch
+
+    run.watching = await watch(run)
+
+
 async def restore_workspace(run: Run) -> None:
     """Restore the workspace that earlier runs of a task saved. Raises `WorkspaceError`, `ArtifactError`."""
     from .workspace.task_workspace import restore_workspace

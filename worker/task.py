@@ -162,8 +162,8 @@ class Task(Generic[P, R]):
     """A registered handler.
 
     timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_orphan: None for
-    an agent, whose plan decides which steps it asks for. on_end: the task that cleans up after it. unique: its rule for
-    unique tasks.
+    an agent, whose plan decides which steps it asks for. watches_tools: whether coherence checks begin with the first
+    tool call of a run. on_end: the task that cleans up after it. unique: its rule for unique tasks.
     """
 
     name: str
@@ -177,6 +177,7 @@ class Task(Generic[P, R]):
     on_orphan: OnOrphan | None
     version: int
     strict_order: bool
+    watches_tools: bool
     on_end: Task[Any, Any] | None
     unique: UniqueTask | None
     app: TaskOwner = field(repr=False)

@@ -299,8 +299,8 @@ class Loop(Generic[S]):
         data, result = closed
         promises = [] if self._live.carried is not None else self._live.open_promises()
         if promises:  # of a turn of a session, the next one has them
-            warn_of_left(run, promises)
-            await run.log_event(left_promises(promises))
+            warn_of_left(self._run, promises)
+            await self._run.log_event(left_promises(promises))
         await self._record(FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, FINISH, StepRecord(data).encode()))
         return AlreadyDone(result)
 

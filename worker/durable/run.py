@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
@@ -66,6 +67,8 @@ class Run(HandlerTask):
         failures: failures of steps from which nothing has followed yet, by key (`steps/failures.py`); None without any.
         files: the files that are saved with its steps, None if nothing has used the workspace.
         host: what the runs of a worker share.
+        watch: starts the checks of the run's coherence at its first tool call; None if that does not start any.
+        watching: these checks while they run; closing it ends them.
     """
 
     __slots__ = (
@@ -106,6 +109,8 @@ class Run(HandlerTask):
         "stop_reason",
         "threads",
         "version",
+        "watch",
+        "watching",
     )
 
     def __init__(
@@ -146,6 +151,8 @@ class Run(HandlerTask):
         self.checked_name: str | None = None
         self.context: object | None = None
         self.files: StepFiles | None = None
+        self.watch: Callable[[Run], Awaitable[None]] | None = None
+        self.watching: AsyncExitStack | None = None
         self._extras: Extras | None = None
         self.retry: Retry | None = None
         self.failures: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ from ..errors import StepDefinitionError
 from .joining import followed
 from .messaging import receive
 from .run import Run
-from .steps.current import StepOptions
+from .steps.current import CURRENT_RUN, StepOptions
 from .steps.execution import run_step
 from .steps.tool_calls import CallReasons, LoggedCall
 from .waiting import REQUIRED
@@ -84,7 +84,8 @@ class StepCaller:
         if options.reasoning and options.call is not None:
             CallReasons.add(self._run, options.call, options.reasoning)
         tool = LoggedCall(name, fn, args, kwargs, options)
-        return followed(run_step(self._run, name, fn, args, kwargs, options, tool, _caller()))
+        call = run_step(self._run, name, fn, args, kwargs, options, tool, _caller())
+        return followed(call if self._run.watch is None else _watched(self._run, call))
 
     # messages, see docs/how-to/messages.md
 
@@ -222,6 +223,19 @@ class StepCaller:
 
         given: dict[str, Any] = {"timeout": timeout, "default": default}
         return await ask(self._run, who, question, type, name=name, **given, options=self._options)
+
+
+async def _watched(run: Run, call: Coroutine[Any, Any, Any]) -> Any:
+    """Return what a tool call returns, before which the checks of the run's coherence start."""
+    watch = run.watch
+    if watch is not None and not run.stopped and CURRENT_RUN.get() is run:
+        run.watch = None
+        try:
+            await watch(run)
+        except BaseException:
+            call.close()
+            raise
+    return await call
 
 
 def _caller() -> asyncio.Task[Any] | None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import anyio
-from perdure import App, Context, Handoff, Retry, SyncContext, Worker
+from perdure import App, Context, Retry, SyncContext, Worker
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 
@@ -25,8 +25,9 @@ def note(what: str, task_id: str) -> None:
     os.write(JOURNAL, f"{os.getpid()} {what} {task_id}\n".encode())
 
 
-def tell(handoff: Handoff | None, task_id: str) -> None:
-    if handoff is not None:
+def tell(ctx: Context | SyncContext) -> None:
+    task_id, resumption = ctx.task_id, ctx.resumption
+    if resumption is not None and (handoff := resumption.handoff) is not None:
         calls = ", ".join(call.call for call in handoff.dependencies.in_flight)
         steps = " ".join(step.key for step in (*handoff.in_progress, *handoff.pending))
         attention = handoff.to_markdown().partition("## Needs attention next")[2].partition("\n## ")[0]
@@ -50,7 +51,7 @@ def compute_in_thread(task_id: str, released: str) -> str:
 @app.task(retry=patient)
 async def offer(ctx: Context, released: str) -> str:
     await ctx.plan(["fetch", "compute", "send"])
-    tell(ctx.resumption and ctx.resumption.handoff, ctx.task_id)
+    tell(ctx)
     await ctx.step("fetch", note, "fetches", ctx.task_id)
     price = await ctx.step("compute", compute, ctx.task_id, released)
     await ctx.step("send", note, "sends", ctx.task_id)
@@ -60,7 +61,7 @@ async def offer(ctx: Context, released: str) -> str:
 @app.task(retry=patient)
 def offer_in_thread(ctx: SyncContext, released: str) -> str:
     ctx.plan(["fetch", "compute", "send"])
-    tell(ctx.resumption and ctx.resumption.handoff, ctx.task_id)
+    tell(ctx)
     ctx.step("fetch", note, "fetches", ctx.task_id)
     price = ctx.step("compute", compute_in_thread, ctx.task_id, released)
     ctx.step("send", note, "sends", ctx.task_id)

@@ -17,12 +17,16 @@ from perdure import (
     PlanStep,
     Retry,
     State,
+    SyncContext,
     TaskHandle,
 )
+from perdure.worker.agents.coherence import monitor
 from perdure.worker.agents.coherence.checks import View
 from perdure.worker.agents.coherence.findings import VERDICT, Finding
+from perdure.worker.agents.coherence.monitor import CoherenceMonitor
 
 from tests.support.command_line import Answer, call
+from tests.support.runs import current_run
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("judged", grace=0.2)]
@@ -111,6 +115,58 @@ async def test_a_plain_function_and_a_call_of_another_task_are_checked_once(app:
     assert await bounded(handle.result()) == "done"
     assert await bounded(nested.result()) == "inner"
     assert await found(handle) in ([], ["repetition"])  # it may end before the check
+
+
+async def test_a_function_that_calls_tools_is_warned_unless_it_is_switched_off(app: App) -> None:
+    """Calls of earlier runs count; what the last call shows is found before the run ends."""
+
+    async def search(ctx: Context) -> None:
+        for number in range(5):
+            await ctx.tool("search", len, "same")
+            if number == 3 and ctx.attempt == 1:
+                raise ConnectionError
+
+    again = Retry(max_attempts=2, base=0)
+    warned = app.task(name="warned", retry=again)(search)
+    silent = app.task(name="silent", retry=again, coherence=None)(search)
+
+    @app.task
+    def in_thread(ctx: SyncContext) -> None:
+        for _ in range(5):
+            ctx.tool("search", len, "same")
+
+    @app.task
+    async def steps(ctx: Context) -> None:
+        for _ in range(5):
+            await ctx.step("search", len, "same")
+        assert current_run(ctx).observer(CoherenceMonitor) is None
+
+    handles = [await task.enqueue() for task in (warned, silent, in_thread, steps)]
+    await work_off(app)
+    await asyncio.gather(*(bounded(handle.result()) for handle in handles))
+    assert [await found(handle) for handle in handles] == [["repetition"], [], ["repetition"], []]
+    (event,) = [event.data for event in await history(handles[0]) if event.type == "incoherent"]
+    assert event["detail"] == 'search({"obj":"same"}) was called 5 times in the last 5 calls'
+
+
+async def test_a_function_without_progress_after_a_tool_call_is_warned(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "WARNINGS", Coherence(stuck_minutes=0.002))
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.tool("search", len, "same")
+        run = current_run(ctx)
+        watching = run.observer(CoherenceMonitor)
+        assert watching is not None
+        while not watching.findings:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert await found(handle) == ["progress"]
 
 
 # checks of the application

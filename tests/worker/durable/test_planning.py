@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import pytest
 from perdure import (
     App,
@@ -12,9 +13,13 @@ from perdure import (
     PlanStep,
     Retry,
     SyncContext,
+    TaskHandle,
 )
 from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.worker.agents.journal.forks import fork
 
+from tests.support.command_line import Answer, call
 from tests.support.workers import bounded, history, letter, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("planning")]
@@ -107,6 +112,50 @@ async def test_a_plain_handler_plans_too(app: App) -> None:
     await work_off(app)
     assert await bounded(handle.result()) == ["page-1", "send"]
     assert left == ["send"]
+
+
+async def test_show_names_the_step_that_comes_next(app: App) -> None:
+    async def show(handle: TaskHandle[Any], *options: str) -> Answer:
+        where = ("--redis-url", app.settings.redis_url, "--namespace", app.settings.namespace)
+        return await anyio.to_thread.run_sync(lambda: call("task", "show", handle.id, *options, *where))
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def offer(ctx: Context) -> None:
+        await ctx.plan(["fetch", PlanStep(key="compute", title="Compute the price"), "send"])
+        await ctx.step("fetch", value)
+        await ctx.step("compute", value if (await ctx.inbox(wait=60))[0].content else fail)
+        await ctx.step("send", value)
+
+    handle = await offer.enqueue()
+    await work_off(app)
+    assert "step 2 of 3: compute Compute the price" in (await show(handle)).out
+    assert [item["status"] for item in (await show(handle, "--json")).json["plan"]] == ["done", "pending", "pending"]
+    await handle.send("")
+    await work_off(app)
+    assert "step 2 of 3: compute Compute the price" in (await show(handle)).out
+    await replay(app.producer.gateway, await letter(app, handle), Replay(rerun_failed=True))
+    assert [item["status"] for item in (await show(handle, "--json")).json["plan"]] == ["done", "pending", "pending"]
+
+
+async def test_a_fork_has_the_plan_of_its_point(app: App) -> None:
+    left: list[list[str]] = []
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def offer(ctx: Context) -> None:
+        if ctx.resumption is not None and (handoff := ctx.resumption.handoff) is not None:
+            left.append([step.key for step in (*handoff.in_progress, *handoff.pending)])
+        await ctx.plan(["fetch", "compute"])
+        await ctx.step("fetch", value)
+        await ctx.plan(["call", "send"], why="the price list is old")
+        await ctx.step("call", value)
+
+    handle = await offer.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    for at in ("fetch", None):
+        await fork(app.producer, handle.id, at=at)
+        await work_off(app)
+    assert left == [["compute"], ["send"]]
 
 
 @pytest.mark.parametrize(

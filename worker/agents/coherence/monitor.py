@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import takewhile
 from typing import Any, Final
 
@@ -380,3 +380,28 @@ def watched(name: str, handler: Handler, *, coherence: Coherence) -> Handler:
             run.unobserve(monitor)
 
     return checked
+
+
+WARNINGS: Final = Coherence()
+"""Checks of a function that names none: they warn."""
+
+
+async def watch(run: Run) -> AsyncExitStack:
+    """Check a function that runs, with warnings as the only policy. Closing the stack ends the checks.
+
+    What the last calls show is found before that, unless the run was stopped.
+    """
+    monitor = _FunctionMonitor(run, WARNINGS)
+    await monitor.open()
+
+    async def check() -> None:
+        if run.stop_reason is None:
+            with suppress(LeaseLost, EntriesLost):  # the outcome of the run meets the same
+                await monitor.check()
+
+    stack = AsyncExitStack()
+    run.observe(monitor)
+    stack.callback(run.unobserve, monitor)
+    stack.push_async_callback(check)
+    await stack.enter_async_context(in_background(monitor.run()))
+    return stack

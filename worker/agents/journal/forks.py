@@ -27,8 +27,10 @@ from ....queues.security.secret_arguments import ANY
 from ....queues.transport.large_results import recorded_results
 from ....queues.waits import RECORDS, wait_id
 from ...durable.journal.event import LOG_BASE, RECORDED
-from ...durable.journal.run_events import Forked
-from ...durable.journal.step_record import SNAPSHOT, UNSAVED, VERSION, StepRecord
+from ...durable.journal.function_plan import FunctionPlan
+from ...durable.journal.parsing import parse_event
+from ...durable.journal.run_events import Forked, Planned
+from ...durable.journal.step_record import PLANNED, SNAPSHOT, UNSAVED, VERSION, StepRecord
 from ...errors import BadHistory, first_problem
 from .agent_events import saved_link
 from .archive import archived_field, archived_steps, retired_fields
@@ -139,6 +141,10 @@ async def fork(
         archived = await archived_steps(gateway, partition, task_id)
         other = {archived_field(key): value for key, value in archived.items() if key not in known.archived_later}
         other |= await retired_fields(gateway, partition, task_id)
+    elif known.whole:
+        saved |= await checkpoint_fields(gateway, partition, task_id, PLANNED)
+    elif known.plan is not None:
+        saved[PLANNED] = known.plan.encode()
     files = orjson.loads(saved[_WORKSPACE]) if _WORKSPACE in saved else None
     forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state), workspace=files)
     place = await store_fork(
@@ -170,6 +176,7 @@ class _SourceAt:
         archived_later: Keys of steps that left the state after the point.
         same_files: Whether no files of the workspace were saved after the point.
         files: Link of the files of the workspace at the point; None if there were none, or if the log lacks it.
+        plan: Plan of a function at the point, if the log has one.
     """
 
     state: State
@@ -185,6 +192,7 @@ class _SourceAt:
     archived_later: frozenset[str]
     same_files: bool
     files: dict[str, Any] | None
+    plan: FunctionPlan | None
 
     def has(self, key: str, value: bytes) -> bool:
         """Return whether a step record existed at this point. An agent's result does not count: the fork continues."""
@@ -208,6 +216,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
     cut = 0 if at == 0 else None
     position = files_saved = 0
     files: dict[str, Any] | None = None
+    plan: FunctionPlan | None = None
     later: set[str] = set()
     async for event in walk_events(producer.gateway, partition, task_id):
         position += 1
@@ -219,6 +228,9 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         if cut is not None and event.type == "archived" and isinstance(event.data, dict):
             later.update(event.data.get("steps", ()))
         if cut is None:
+            planned = parse_event(event) if event.type == "planned" else None
+            plan = FunctionPlan.after(plan, planned) if isinstance(planned, Planned) else plan
+            plan = None if event.restarts else plan
             past.apply(event)
             if _is_at(event, past, at):
                 cut = position
@@ -240,6 +252,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         frozenset(later),
         files_saved <= point,
         files,
+        plan,
     )
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ....queues.defaults import MAX_SECONDS
 from ....queues.envelope import shown_data
 from ....queues.errors import DecryptionError, Refused
 from ....queues.event_log import read_log_tail
 from ....queues.explanation.sentences import Explanation
+from ....queues.inspection.views import checkpoint_fields
 from ....queues.keys import Partition
 from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import duration, waited_for
 from ...agents.coherence.findings import StoredFinding, stored_findings
-from ...agents.journal.draft import open_promises_in
+from ...agents.journal.draft import failed_steps, open_promises_in
 from ...artifacts.links import ArtifactLink, task_links
+from ...durable.journal.function_plan import FunctionPlan, PlannedItem
 from ...durable.journal.handoff.document import OpenPromise
+from ...durable.journal.step_record import PLANNED
 from ...durable.promises import promise_text
 from ..artifacts import describe_link, note_damaged, size_text
 from ..support.connection import TaskOptions, connected, mask_defined
@@ -41,6 +45,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
     links = await _links(producer.gateway, handle.partition, handle.id)
     findings = await _findings(producer.gateway, handle.partition, handle.id)
     promises = await _promises(producer.gateway, handle.partition, handle.id)
+    plan = await _plan(producer.gateway, handle.partition, handle.id)
     since = ago(explained.now)
     error = record.error or {}
     return Output(
@@ -51,6 +56,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "artifacts": [describe_link(link) for link in links],
             "incoherent": [_describe_finding(finding) for finding in findings],
             "promises": [promise.model_dump(mode="json", exclude={"wait"}) for promise in promises],
+            "plan": None if plan is None else [item._asdict() for item in plan.items],
             "explanation": explained.summary(),
         },
         {
@@ -84,6 +90,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "step": _step(explained),
             "progress": _progress(record, since),
             "steps done": explained.steps or None,
+            "plan": plan and plan.text,
             "failed step": explained.failed_step,
             "in doubt": [str(doubt) for doubt in explained.doubts],
             "result": _text(record.shown_result()),
@@ -187,6 +194,34 @@ async def _promises(gateway: Gateway, partition: Partition, task_id: str) -> Seq
         return open_promises_in(task_id, await read_log_tail(gateway, partition, task_id))
     except Refused:
         return ()
+
+
+class _Plan(NamedTuple):
+    """Plan of a function, and where the task stands in it."""
+
+    items: Sequence[PlannedItem]
+    text: str
+
+
+async def _plan(gateway: Gateway, partition: Partition, task_id: str) -> _Plan | None:
+    """Return the plan of a function. If it cannot be read, print why and return None."""
+    try:
+        saved = await checkpoint_fields(gateway, partition, task_id, PLANNED)
+    except DecryptionError as error:
+        note(str(error))
+        return None
+    except Refused:
+        return None
+    if (plan := FunctionPlan.decode(saved.get(PLANNED))) is None:
+        return None
+    tail = await read_log_tail(gateway, partition, task_id)
+    known = {"running": tail.intents.keys(), "failed": failed_steps(tail)}
+    items = plan.items(tail.done, **known)
+    number, total, step = plan.position(tail.done, **known)
+    if step is None:
+        return _Plan(items, f"all {total} steps have ended")
+    title = "" if step.title == step.key else f" {step.title}"
+    return _Plan(items, f"step {number} of {total}: {step.key}{title}")
 
 
 def _describe_finding(finding: StoredFinding) -> dict[str, object]:

@@ -27,7 +27,7 @@ from ...durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters
 from ...errors import OrphanedSteps, StepTimeout, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
 from ...log import logger
 from ...middleware import Middleware, build_chain
-from ...on_demand import restore_workspace
+from ...on_demand import restore_workspace, watch_tools
 from ...settings import Settings
 from ...task import Task
 from ..outcome import Cancelled, Outcome, Park, Release, Rerun, Success, after_error
@@ -51,6 +51,7 @@ class HandlerCall:
         timeout = time_limit_of(run, task)
         limit = None if timeout is None else run.limit(timeout)
         token, run.context, run.retry = CURRENT_RUN.set(run), ctx, task.retry
+        run.watch = watch_tools if task.watches_tools else None
         error: BaseException | None = None
         result: bytes | None = None
         stop: StopReason | None = None
@@ -85,8 +86,8 @@ class HandlerCall:
             CURRENT_RUN.reset(token)
             if limit is not None:
                 limit.cancel()
-            if run.files is not None:
-                await run.files.close(keep=result is None and run.stop_reason is not StopReason.CANCELLED)
+            if run.watching is not None or run.files is not None:
+                await _leave(run, keep=result is None and run.stop_reason is not StopReason.CANCELLED)
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
             await run.drain_cancellation()
         return await self._classify(execution, stop, result, error)
@@ -148,6 +149,14 @@ async def _log_left(run: Run, task: Task[Any, Any]) -> OrphanedSteps | None:
     if run.history.saved:
         await log_left(run)
     return None
+
+
+async def _leave(run: Run, *, keep: bool) -> None:
+    """End what ran beside the handler. keep: whether a later run may need the files of the workspace."""
+    if run.watching is not None:
+        await run.watching.aclose()
+    if run.files is not None:
+        await run.files.close(keep=keep)
 
 
 async def _restore(run: Run) -> None:
