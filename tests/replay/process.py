@@ -51,6 +51,7 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
     import tests.replay.answers
     import tests.replay.children
     import tests.replay.ends
+    import tests.replay.plans
     import tests.replay.streams
     import tests.replay.waits  # noqa: F401 - they add handlers
     from tests.replay.handlers import HANDLERS
@@ -65,6 +66,7 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
 def _main() -> None:
     import tests.replay.answers
     import tests.replay.ends
+    import tests.replay.plans
     import tests.replay.streams
     import tests.replay.waits  # noqa: F401 - before the first fork
 
