@@ -92,7 +92,7 @@ async def test_a_replaced_step_and_the_reason_are_in_prompts_and_handoff(app: Ap
         assert "`guess` Do guess (replaced by another plan: a guess is too coarse)" in briefs[-1]
         assert "`write` Do write (replaced" not in briefs[-1]
         document = Handoff.from_json(running.id, (await recorded_steps(app, running))["s:#handoff"])
-        assert "step guess was replaced by another plan: a guess is too coarse" in document.attention
+        assert "`guess` Do guess was replaced by another plan: a guess is too coarse" in document.to_markdown()
         planned = [event.data for event in await history(running) if event.type == "planned"]
         assert [one.get("why", "") for one in planned] == ["", "a guess is too coarse"]
 

@@ -70,7 +70,7 @@ async def test_another_plan_replaces_the_open_steps(app: App) -> None:
     await bounded(handle.result())
     (handoff,) = handoffs
     assert [step.key for step in (*handoff.in_progress, *handoff.pending)] == ["call", "send"]
-    assert "step compute was replaced by another plan: the price list is old" in handoff.attention
+    assert ("compute", "the price list is old") in [(step.key, step.why) for step in handoff.replaced]
     assert handoff.last_completed == "fetch"
 
 

@@ -16,6 +16,7 @@ from perdure.worker.durable.journal.handoff.document import (
     CompletedStep,
     Dependencies,
     DoubtfulStep,
+    DroppedStep,
     FoundFact,
     Handoff,
     MadeDecision,
@@ -54,6 +55,7 @@ HANDOFFS = st.builds(
     later=st.lists(TEXT, max_size=8).map(tuple),
     waiting_on=st.lists(st.builds(AwaitedAnswer, what=TEXT, on=TEXT, why=TEXT), max_size=3).map(tuple),
     steps=st.integers(0, 9),
+    replaced=st.lists(st.builds(DroppedStep, key=NAME, title=TEXT, why=TEXT), max_size=9).map(tuple),
     total=st.integers(0, 9),
     completed=st.lists(st.builds(CompletedStep, key=NAME, title=TEXT, result=TEXT), max_size=20).map(tuple),
     promises=st.lists(st.builds(OpenPromise, what=TEXT, by=TEXT, to=TEXT), max_size=12).map(tuple),
@@ -109,7 +111,7 @@ def test_a_document_that_fits_is_whole_and_removals_are_counted(handoff: Handoff
     if estimated_tokens(handoff.to_markdown()) <= budget:
         assert small == handoff
     kinds = ("decisions", "discoveries", "later", "attention", "waiting_on", "in_progress", "completed", "promises")
-    for kind in (*kinds, "questions", "constraints", "files", "inbox"):
+    for kind in (*kinds, "questions", "constraints", "files", "inbox", "replaced"):
         gone = len(getattr(handoff, kind)) - len(getattr(small, kind))
         assert small.left_out.get(kind, 0) == gone
     if small.left_out:
@@ -323,6 +325,7 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
         attention=(HOSTILE,),
         later=(HOSTILE,),
         waiting_on=(AwaitedAnswer(what=HOSTILE, on=HOSTILE, why=HOSTILE),),
+        replaced=(DroppedStep(key=HOSTILE, title=HOSTILE, why=HOSTILE),),
         completed=(CompletedStep(key=HOSTILE, title=HOSTILE, result=HOSTILE),),
         inbox=(UnreadMessage(sender=HOSTILE, text=HOSTILE),),
         promises=(OpenPromise(what=HOSTILE, by=HOSTILE, to=HOSTILE),),

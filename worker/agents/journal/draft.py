@@ -14,7 +14,7 @@ from ....queues.event_log import LogTail, TaskEvent
 from ....queues.explanation.sentences import remedy_for
 from ....queues.json_form import as_json
 from ...durable.journal.chat import FROM_INBOX
-from ...durable.journal.event import RECORDED, Event
+from ...durable.journal.event import Event
 from ...durable.journal.failure_record import is_failure
 from ...durable.journal.function_plan import FunctionPlan, state_of
 from ...durable.journal.handoff.budget import fitted
@@ -25,6 +25,7 @@ from ...durable.journal.handoff.document import (
     CompletedStep,
     Dependencies,
     DoubtfulStep,
+    DroppedStep,
     FoundFact,
     Handoff,
     MadeDecision,
@@ -264,6 +265,7 @@ def build_handoff(
         or _last_completed(parsed),
         in_progress=tuple(running),
         pending=tuple(step for step in plan if status.get(step.key) == "pending"),
+        replaced=() if why == "finished" else tuple(_parts(DroppedStep, state.get("replaced")))[-_LATEST:],
         decisions=tuple(_parts(MadeDecision, state.get("decisions"))[-_LATEST:]),
         discoveries=tuple(_parts(FoundFact, state.get("discoveries"))[-_LATEST:]),
         attention=(
@@ -271,7 +273,6 @@ def build_handoff(
             *_attention(
                 plan,
                 status,
-                () if why == "finished" else _objects(state.get("replaced")),
                 () if why == "finished" else parsed,
                 known=bool(notes),
             ),
@@ -308,9 +309,9 @@ def _completed(plan: Sequence[OpenStep], status: Mapping[Any, Any], results: Any
 
 
 def _logged(events: Sequence[Event], plan: Sequence[OpenStep], done: Collection[str]) -> Iterable[CompletedStep]:
-    """Yield the recorded steps whose completion the latest events have, in their order."""
+    """Yield the recorded steps whose end the latest events have, in their order; one may have failed."""
     titles = {step.key: step.title for step in plan}
-    found = [event.step for event in events if event.type in RECORDED]
+    found = [event.step for event in events if event.type in _ENDS]
     for key in dict.fromkeys(found):
         if key is not None and key in done:
             yield CompletedStep(key=key, title=titles.get(key, ""))
@@ -396,21 +397,17 @@ def _last_completed(events: Sequence[Event]) -> str | None:
 def _attention(
     plan: Sequence[OpenStep],
     status: Mapping[Any, Any],
-    replaced: Sequence[Mapping[str, Any]],
     events: Sequence[Event],
     *,
     known: bool,
 ) -> Iterable[str]:
-    """Yield failed and replaced steps, the error that stopped the last run, and findings.
+    """Yield failed steps, the error that stopped the last run, and findings.
 
     known: the error is listed already.
     """
     for step in plan:
         if status.get(step.key) == "failed":
             yield f"step {step.key} failed{f': {step.error}' if step.error else ''}"
-    for former in replaced:
-        why = _text(former.get("why"))
-        yield f"step {former.get('key')} was replaced by another plan{f': {why}' if why else ''}"
     failure = next((one for one in reversed(events) if one.type in _LAST), None)
     if failure is not None and failure.type in _FAILED and not known:
         error = f"{getattr(failure, 'error', '')}: {getattr(failure, 'message', '')}"

@@ -96,6 +96,5 @@ def result_text(data: bytes) -> str:
     """Return a result in JSON as text for people and models: a string as it is, and at most its beginning."""
     if data == b"null":
         return "no result"
-    if len(data) > 4 * _MAX_RESULT:
-        return shortened(data[: 4 * _MAX_RESULT].decode("utf-8", "ignore"), _MAX_RESULT)
-    return shortened(orjson.loads(data) if data.startswith(b'"') else data.decode(), _MAX_RESULT)
+    text = orjson.loads(data) if data.startswith(b'"') else data[: 4 * _MAX_RESULT].decode("utf-8", "ignore")
+    return shortened(text, _MAX_RESULT)

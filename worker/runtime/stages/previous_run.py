@@ -29,9 +29,9 @@ from ...durable.continuation import HANDING
 from ...durable.ended_task import ON_END
 from ...durable.joining import CHILDREN, SpawnedChildren
 from ...durable.journal.event import RECORDED
-from ...durable.journal.failure_record import FailureRecord, is_failure
+from ...durable.journal.failure_record import FailureRecord, is_failure, is_unhandled
 from ...durable.journal.function_plan import FunctionPlan
-from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, UnreadMessage, Why
+from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, CompletedStep, Handoff, UnreadMessage, Why
 from ...durable.journal.resumption import Resumption
 from ...durable.journal.run_events import Resumed
 from ...durable.journal.step_record import PLANNED, SNAPSHOT, VERSION, StepRecord, result_text
@@ -264,12 +264,12 @@ async def _completed(run: Run, handoff: Handoff) -> Handoff:
 
     An agent has both in its state.
     """
-    completed = tuple(
-        step.model_copy(update={"result": _result(run, record)})
-        if (record := run.history.done.get(step.key)) is not None
-        else step
-        for step in handoff.completed
-    )
+    completed: list[CompletedStep] = []
+    for step in handoff.completed:
+        record = run.history.done.get(step.key)
+        if record is None or not is_unhandled(record):
+            result = "" if record is None else _result(run, record)
+            completed.append(step.model_copy(update={"result": result}))
     messages: list[UnreadMessage] = []
     if run.history.mail:
 
@@ -284,7 +284,8 @@ async def _completed(run: Run, handoff: Handoff) -> Handoff:
 
         with suppress(WrongType):  # reported when the handler reads the inbox
             messages = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
-    return handoff.model_copy(update={"completed": completed, "inbox": tuple(messages)})
+    steps = handoff.steps - (0 if handoff.total else len(handoff.completed) - len(completed))
+    return handoff.model_copy(update={"steps": steps, "completed": tuple(completed), "inbox": tuple(messages)})
 
 
 def _unread(run: Run, message: InboxMessage) -> UnreadMessage:

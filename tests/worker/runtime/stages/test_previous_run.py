@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -658,3 +659,60 @@ async def test_an_invalid_continuation_is_refused_before_a_write(app: App) -> No
     assert "continue_as needs to=" in reported[0]
     assert "'needs': path" in reported[1]
     assert await recorded_steps(app, handle) == {}
+
+
+async def test_a_function_is_told_the_results_of_its_steps_and_the_messages(app: App) -> None:
+    """Also a failure that it has handled and a large result; secrets are masked, and no result is in the document."""
+    texts: list[str] = []
+
+    def call(url: str) -> None:
+        raise ConnectionError("no route to host")
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context, token: SecretStr) -> None:
+        if ctx.resumption is not None:
+            texts.append(ctx.resumption.text())
+        await ctx.step("login", lambda: f"logged in with {token.get_secret_value()}")
+        with suppress(ConnectionError):
+            await ctx.options(retry=Retry(max_attempts=1)).step("call", call, "https://example.org")
+        await ctx.step("read", lambda: "word " * 1000)
+        await ctx.step("note", lambda: None)
+        if ctx.attempt == 1:
+            raise ValueError("not today")
+
+    handle = await job.enqueue(SecretStr("hunter2-hunter2"))
+    await handle.send({"city": "Oslo"}, sender="ada")
+    await work_off(app)
+    await bounded(handle.result())
+    (text,) = texts
+    assert text.startswith("You are resuming job after a failure (20")
+    assert "- `login`: logged in with **********" in text
+    assert "- `call`: failed: no route to host" in text
+    assert "earlier step" not in text
+    assert "- `read`: word word " in text
+    assert "- `note`: no result\n\nContinue after `note`. Do not repeat completed steps." in text
+    assert 'Messages that came meanwhile:\n- message from ada: {"city":"Oslo"}' in text
+    assert "- the last error: ValueError: not today" in text
+    assert "hunter2" not in text
+
+
+async def test_a_function_with_a_large_checkpoint_is_told_its_latest_steps(app: App) -> None:
+    texts: list[str] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        if ctx.resumption is not None:
+            texts.append(ctx.resumption.text())
+        for number in range(600):
+            await ctx.step(f"step-{number}", int, number)
+        if ctx.attempt == 1:
+            raise ValueError("not today")
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    (text,) = texts
+    assert "- 5" in text
+    assert " earlier steps\n" in text
+    assert "- `step-599`" in text
+    assert "Continue after `step-599`. Do not repeat completed steps." in text

@@ -55,6 +55,14 @@ class OpenStep(_Part):
         return self.number > 0
 
 
+class DroppedStep(_Part):
+    """Open step that another plan replaced. why: reason of that plan."""
+
+    key: str
+    title: str = ""
+    why: str = ""
+
+
 class CompletedStep(_Part):
     """Step that is done. result: the beginning of its result as JSON; empty if only a run of the task knows it."""
 
@@ -223,6 +231,7 @@ class Handoff(_Part):
     last_completed: str | None = None
     in_progress: tuple[OpenStep, ...] = ()
     pending: tuple[OpenStep, ...] = ()
+    replaced: tuple[DroppedStep, ...] = ()
     decisions: tuple[MadeDecision, ...] = ()
     discoveries: tuple[FoundFact, ...] = ()
     attention: tuple[str, ...] = ()
@@ -384,6 +393,7 @@ class Handoff(_Part):
             lines.append(f"- unread messages: {self.dependencies.unread}")
         if not brief:
             lines += [_message(one) for one in self.inbox]
+        lines += [_replaced(step) for step in self.replaced]
         lines += [_line(one) for one in self.attention]
         return lines + [f"- next: {_step(step)}" for step in self.pending[:_NEXT] if not brief]
 
@@ -450,6 +460,11 @@ def _step(step: OpenStep) -> str:
 def _done(step: CompletedStep) -> str:
     title = f" {_flat(step.title)}" if step.title and step.title != step.key else ""
     return f"- {quoted_name(step.key)}{title}{_colon(step.result)}"
+
+
+def _replaced(step: DroppedStep) -> str:
+    title = f" {_flat(step.title)}" if step.title and step.title != step.key else ""
+    return f"- {quoted_name(step.key)}{title} was replaced by another plan{_colon(step.why)}"
 
 
 def _message(message: UnreadMessage) -> str:
