@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import gc
+import itertools
 import os
 import re
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
@@ -43,7 +42,6 @@ logger.enable("perdure")  # the library is quiet otherwise
 redis.utils.get_lib_version = functools.cache(
     redis.utils.get_lib_version
 )  # each connection reads the package's metadata
-STDERR = pytest.StashKey[int]()
 BACKENDS = ["fake", *ON_SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 
 
@@ -61,16 +59,11 @@ def default_kind() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep a copy of the file descriptor of stderr, which pytest replaces while a test runs.
-
-    Hypothesis must not fail a test for its time: the machine may be loaded.
-    """
+    """Let Hypothesis fail no test for its time: the machine may be loaded."""
     hypothesis.settings.register_profile(
         "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("untimed")
-    if sys.__stderr__ is not None:
-        config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,29 +83,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """End the process with a dump of all stacks if the teardown of a test hangs.
-
-    pytest-timeout does not guard the teardown of a test that it reported, where the event loop may wait for a task
-    that ignores its cancellation.
-    """
-    limit = float(item.config.getini("timeout") or 0)
-    if limit > 0 and STDERR in item.config.stash:
-        faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[STDERR])
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+DATA_FOLDERS = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove the developer's PERDURE_* settings, and use a data directory of the test."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Remove the developer's PERDURE_* settings, and name a data directory for the test, which is made if it is used.
+
+    `tmp_path` would make a folder and a link for each of thousands of tests.
+    """
     for name in list(os.environ):
         if name.startswith("PERDURE_") and name != "PERDURE_TEST_SERVER":
             monkeypatch.delenv(name)
-    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path / "data"))
+    folder = tmp_path_factory.getbasetemp() / f"data-{next(DATA_FOLDERS)}"
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(folder))
 
 
 @pytest.fixture(autouse=True)
@@ -198,15 +182,11 @@ def namespace_name() -> str:
 
 
 @pytest.fixture
-async def redis_url(shared_servers: dict[str, RedisServer], namespace_name: str) -> AsyncIterator[str]:
+def redis_url(shared_servers: dict[str, RedisServer], namespace_name: str) -> Iterator[str]:
     """URL of a real server; afterwards the namespace of the test is checked for leaked keys and emptied."""
     url = shared_server(shared_servers, default_kind()).url
     yield url
-    client = redis.asyncio.Redis.from_url(url)
-    try:
-        await check_for_leaks(client, namespace_name)
-    finally:
-        await client.aclose()
+    check_for_leaks(url, namespace_name)
 
 
 @pytest.fixture
@@ -230,26 +210,27 @@ async def gateway(
     """A gateway for the conformance set: over fakeredis, as the clock of perdure.testing runs it, the bundled server, a
     system server where there is one, and a Redis Cluster.
     """
-    clients: list[redis.asyncio.Redis]
+    client: redis.asyncio.Redis | None = None
     if request.param == "fake":
-        clients = [redis.asyncio.Redis.from_url(request.getfixturevalue("timed_server").url, protocol=2)]
-        gateway = Gateway.over(clients[0])
+        urls = [request.getfixturevalue("timed_server").url]
+        client = redis.asyncio.Redis.from_url(urls[0], protocol=2)
+        gateway = Gateway.over(client)
     elif request.param == CLUSTER:
         cluster: Cluster = request.getfixturevalue("shared_cluster")
         gateway = Gateway(Address(cluster.url()))
-        clients = [redis.asyncio.Redis(host="127.0.0.1", port=node.port) for node in cluster.serving()]
+        urls = [f"redis://127.0.0.1:{node.port}" for node in cluster.serving()]
     else:
         gateway = Gateway(Address(shared_server(shared_servers, request.param).url))
-        clients = [redis.asyncio.Redis.from_url(gateway.address.url)]
+        urls = [gateway.address.url]
     if request.param != "fake":
         await gateway.open()
     yield gateway
     try:
-        for client in clients:  # all keys of a task are on one node
-            await check_for_leaks(client, namespace_name)
+        for url in urls:  # all keys of a task are on one node
+            check_for_leaks(url, namespace_name)
     finally:
         await gateway.close()
-        for client in clients:
+        if client is not None:
             await client.aclose()
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import redis.asyncio
+import redis
 
 LIVE = {b"queued", b"scheduled"}
 
@@ -16,62 +16,66 @@ _OF_A_TASK = re.compile(rb"(?P<tag>\{[^}]*:[^}]*\}):(?:record|steps|log|inbox|co
 _OF_A_SESSION = re.compile(rb"(?P<tag>\{[^}]*:~sessions:\d+\}):(?:session|history):(?P<id>.*)")
 
 
-async def check_for_leaks(client: redis.asyncio.Redis, namespace: str) -> None:
-    """Fail if a key of the namespace has no TTL and no live task; then empty the namespace."""
-    client.response_callbacks.clear()
-    keys = await _keys(client, namespace)
-    leaked = await _leaks(client, keys)
-    await _all(client, [("DEL", key) for key in keys])  # in a cluster, a command has keys of one slot only
+def check_for_leaks(url: str, namespace: str) -> None:
+    """Fail if a key of the namespace has no TTL and no live task; then empty the namespace.
+
+    The client is synchronous, which is cheaper: this runs after thousands of tests.
+    """
+    with redis.Redis.from_url(url, protocol=2, single_connection_client=True) as client:
+        client.response_callbacks.clear()
+        keys = _keys(client, namespace)
+        leaked = _leaks(client, keys)
+        _all(client, [("DEL", key) for key in keys])  # in a cluster, a command has keys of one slot only
     assert not leaked, f"keys left behind that never expire: {leaked}"
 
 
-async def _keys(client: redis.asyncio.Redis, namespace: str) -> list[bytes]:
+def _keys(client: redis.Redis, namespace: str) -> list[bytes]:
     found: list[bytes] = []
     for pattern in (f"{{{namespace}:*", f"{{{namespace}}}:*"):
         cursor = b"0"
         while True:
-            cursor, page = await client.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            cursor, page = client.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
             found += page
             if int(cursor) == 0:
                 break
     return found
 
 
-async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
+def _leaks(client: redis.Redis, keys: list[bytes]) -> list[str]:
     leaked: list[str] = []
     timelines: list[bytes] = []
     tasks: dict[bytes, list[bytes]] = defaultdict(list)
     for key in keys:
         if found := _OF_A_TASK.fullmatch(key):
             tasks[found["tag"] + b":record:" + found["id"]].append(key)
-        elif key.endswith(b":nudge") and await client.execute_command("XLEN", key) > 16:
+        elif key.endswith(b":nudge") and client.execute_command("XLEN", key) > 16:
             leaked.append(f"{key.decode()} grows")
         elif found := _OF_A_SESSION.fullmatch(key):
             timeline = found["tag"] + b":timeline"  # a worker deletes the session by it, once it has been idle
-            if await client.execute_command("ZSCORE", timeline, found["id"]) is None:
+            if client.execute_command("ZSCORE", timeline, found["id"]) is None:
                 leaked.append(f"{key.decode()} (not in the timeline of its sessions)")
         elif key.endswith(b":timeline"):
             timelines.append(key)
-    kinds = await _all(client, [("TYPE", record) for record in tasks])
+    kinds = _all(client, [("TYPE", record) for record in tasks])
     hashes = [record for record, kind in zip(tasks, kinds, strict=True) if kind in (b"hash", "hash")]
-    states = dict(zip(hashes, await _all(client, [("HGET", record, "state") for record in hashes]), strict=True))
+    states = dict(zip(hashes, _all(client, [("HGET", record, "state") for record in hashes]), strict=True))
     ended = {part: record for record, parts in tasks.items() if states.get(record) not in LIVE for part in parts}
     settled = {record.partition(b"}")[0] for record, state in states.items() if state not in (None, *LIVE)}
     timelines = [key for key in timelines if key.partition(b"}")[0] in settled]
     bounded = [*ended, *timelines]
-    for key, ttl in zip(bounded, await _all(client, [("PTTL", key) for key in bounded]), strict=True):
+    for key, ttl in zip(bounded, _all(client, [("PTTL", key) for key in bounded]), strict=True):
         if ttl == -1:
             state = f"state {states.get(ended[key])}" if key in ended else "outcomes give it a TTL"
             leaked.append(f"{key.decode()} ({state})")
     return leaked
 
 
-async def _all(client: redis.asyncio.Redis, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
+def _all(client: redis.Redis, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
     """Execute commands in one round trip."""
     if not commands:
         return []
-    async with client.pipeline(transaction=False) as pipeline:
+    with client.pipeline(transaction=False) as pipeline:
         for command in commands:
             pipeline.execute_command(*command)
-        found: list[Any] = await pipeline.execute()
+        found: list[Any] = pipeline.execute()
     return found

@@ -14,7 +14,6 @@ from perdure.queues.delivery.leases import Delivery, Leases
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.cluster.hash_slots import UnknownCommandError
 from perdure.queues.transport.scripts import load_script, loaded_scripts, queue_script
-from redis.asyncio import Redis
 
 from tests.support.consumers import Held
 from tests.support.key_leaks import check_for_leaks
@@ -32,13 +31,8 @@ async def gateway(shared_cluster: Cluster, namespace_name: str) -> AsyncIterator
     await gateway.open()
     yield gateway
     await gateway.close()
-    clients = [Redis(host="127.0.0.1", port=node.port) for node in shared_cluster.serving()]
-    try:
-        for client in clients:
-            await check_for_leaks(client, namespace_name)
-    finally:
-        for client in clients:
-            await client.aclose()
+    for node in shared_cluster.serving():
+        check_for_leaks(f"redis://127.0.0.1:{node.port}", namespace_name)
 
 
 @pytest.fixture

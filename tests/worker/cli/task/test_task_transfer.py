@@ -6,13 +6,12 @@ import hashlib
 import json
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import pytest
-import redis.asyncio
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings, State
 from perdure.queues import Partition, TaskHandle
 from perdure.queues.delivery.checkpoint import close_exported, read_mark
@@ -87,15 +86,11 @@ async def run(app: App, task_id: str, until: State) -> None:
 
 
 @pytest.fixture
-async def elsewhere(settings: Settings, tmp_path: Path) -> AsyncIterator[Settings]:
+def elsewhere(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     """Settings of another deployment, without encryption and with its own artifacts."""
     name = f"{settings.namespace}b"
     yield settings.model_copy(update={"namespace": name, "artifacts": str(tmp_path / "there")})
-    client = redis.asyncio.Redis.from_url(settings.redis_url)
-    try:
-        await check_for_leaks(client, name)
-    finally:
-        await client.aclose()
+    check_for_leaks(settings.redis_url, name)
 
 
 @pytest.fixture
