@@ -26,6 +26,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── HandOffRefused          a task cannot be continued as the task asked for
 │   ├── StillRunning            a task that has not ended cannot be restarted
 │   ├── TaskExists              the requested id is another task's
+│   ├── InvalidUniqueKey        the arguments make no key for a unique task
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
 │   ├── StreamTrimmed           items of a stream that a reader asked for are not kept any more
@@ -308,6 +309,10 @@ _SHOWN_IDS: Final = 10
 
 class HandOffRefused(QueueError):
     """A task cannot be continued as the requested task, or its chain of successors has no end."""
+
+
+class InvalidUniqueKey(QueueError, ValueError):
+    """The arguments of a unique task make no key: a part of it is missing, a secret, or no scalar."""
 
 
 class CatalogError(QueueError, ValueError):

@@ -136,7 +136,7 @@ def _open_handle(decode: Callable[[bytes], Any], place: Mapping[str, Any]) -> Ta
 
 
 class TaskHandle(Generic[R]):
-    """A task, by its id, from any process. existed: whether its enqueue found a task of this id.
+    """A task, by its id, from any process. existed: whether its enqueue found this task, by its id or its unique key.
 
     Each asynchronous call has a synchronous one with the suffix `_sync`, which blocks the calling thread. It runs on
     the event loop where the handle was made, and raises `EventLoopError` if the caller runs on that loop itself.

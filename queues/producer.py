@@ -176,7 +176,8 @@ class Producer:
             PayloadTooLarge: The arguments are over the limit of large ones.
             TaskExists: A stored task has this id, and another name or other arguments.
             TypeError: The arguments are not JSON.
-            ValueError: An option is wrong, or the unique key.
+            InvalidUniqueKey: The arguments make no key.
+            ValueError: An option is wrong.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
         if headers or tags or (timeout, max_attempts, result_ttl) != (None, None, None):

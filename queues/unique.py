@@ -25,7 +25,7 @@ import orjson
 from .defaults import MAX_SECONDS
 from .durations import Duration, to_seconds
 from .envelope import TaskMessage, is_task_id, plain_data
-from .errors import KeyMissing, NotEncrypted, TamperedData
+from .errors import InvalidUniqueKey, KeyMissing, NotEncrypted, TamperedData
 from .keys import MarkerKey, Namespace
 from .records import Record, State
 from .transport.gateway import Gateway
@@ -160,7 +160,7 @@ class UniqueTask:
         return to_seconds(self.rule.quiet)
 
     def digest(self, queue: str, message: TaskMessage) -> str:
-        """Return the digest of the key of a message that is not encrypted yet. Raises `ValueError`."""
+        """Return the digest of the key of a message that is not encrypted yet. Raises `InvalidUniqueKey`."""
         secrets = {path[0] for path in orjson.loads(message.envelope).get("secrets", ()) if path}
         key = self.key(orjson.loads(message.arguments), secrets)
         data = orjson.dumps([queue, self.task, key], option=orjson.OPT_SORT_KEYS)
@@ -174,17 +174,17 @@ class UniqueTask:
             return ["by", *(self._scalar("what its function returns", value) for value in _items(found))]
         names = self.rule.names
         for name in secrets.intersection(arguments if names is None else names):
-            raise ValueError(f"task {self.task!r}: unique key {name!r} must not be a secret: name other arguments in by=")
+            raise InvalidUniqueKey(f"task {self.task!r}: unique key {name!r} must not be a secret: name other arguments in by=")
         if names is None:
             return _canonical(arguments)
         for name in names:
             if name not in arguments:
-                raise ValueError(f"task {self.task!r}: unique key {name!r} is missing in the arguments")
+                raise InvalidUniqueKey(f"task {self.task!r}: unique key {name!r} is missing in the arguments")
         return {name: self._scalar(repr(name), arguments[name]) for name in names}
 
     def _scalar(self, what: str, value: object) -> Any:
         if not isinstance(value, _Scalar):
-            raise ValueError(
+            raise InvalidUniqueKey(
                 f"task {self.task!r}: unique key {what} must be a text, a number, true, false or null, got "
                 f"{type(value).__name__}"
             )

@@ -208,7 +208,9 @@ class Task(Generic[P, R]):
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue the task. Once this returns, the task is never lost.
 
-        Raises `InvalidArguments` before anything is sent, `PayloadTooLarge`, `Unavailable`.
+        If it is unique (`Unique`) and another task has its key, the handle is that task's, with `existed` true.
+
+        Raises `InvalidArguments` and `InvalidUniqueKey` before anything is sent, `PayloadTooLarge`, `Unavailable`.
         """
         return await TaskCall(self, self.template).enqueue(*args, **kwargs)
 
