@@ -317,15 +317,6 @@ def _logged(events: Sequence[Event], plan: Sequence[OpenStep], done: Collection[
             yield CompletedStep(key=key, title=titles.get(key, ""))
 
 
-def _promises(state: Mapping[str, Any]) -> Iterable[OpenPromise]:
-    return [
-        promise
-        for found in _objects(state.get("commitments"))
-        if not found.get("done")
-        for promise in _parts(OpenPromise, [found])
-    ]
-
-
 def _constraints(state: Mapping[str, Any]) -> Iterable[str]:
     """Yield what the user has said besides the goal: later copies of a summary, no summary, nothing from the inbox."""
     for message in _objects(state.get("messages")):
@@ -455,7 +446,7 @@ def _parts(kind: type[P], value: Any) -> list[P]:
 def _promises(state: Mapping[str, Any]) -> Iterable[OpenPromise]:
     """Return the open promises, the one that is due first in front."""
     promises = _parts(OpenPromise, [one for one in _objects(state.get("commitments")) if not one.get("done")])
-    return sorted(promises, key=lambda one: inf if one.due is None else one.due.timestamp())
+    return sorted(promises, key=lambda promise: inf if promise.due is None else promise.due.timestamp())
 
 
 def _text(value: Any) -> str:
