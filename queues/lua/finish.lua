@@ -66,8 +66,6 @@ redis.call('PEXPIRE', KEYS[6], 2592000000)
 if kept then
   if left then
     redis.call('HSET', KEYS[2], 'unread', left)
-    -- a log that another program has replaced must not end the script between its writes
-    redis.pcall('XADD', KEYS[8], '*', 'type', 'left_unread', 'data', '{"count":' .. left .. '}')
   end
   if early > 0 then
     redis.call('HSET', KEYS[2], 'unused_answers', early)
@@ -83,6 +81,10 @@ for i = 7, #KEYS do
   elseif i > 8 then
     enqueue_cleanup(KEYS[1], KEYS[6], KEYS[i], ARGV[13], ARGV[14], ARGV[15])
   else
+    if left and i == 8 then
+      -- a log that another program has replaced must not end the script between its writes
+      redis.pcall('XADD', KEYS[i], '*', 'type', 'left_unread', 'data', '{"count":' .. left .. '}')
+    end
     redis.call('PEXPIRE', KEYS[i], ARGV[11])
   end
 end

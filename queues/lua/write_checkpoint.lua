@@ -172,7 +172,7 @@ for i = 6, #ARGV, 4 do
   elseif kind == 'answered' then
     close_wait(KEYS[5], KEYS[7], ARGV[i + 3], step, value)
   elseif kind == 'value' then
-    set_value(KEYS[5], KEYS[2], step, value)
+    set_value(KEYS[5], KEYS[2], step, value, nil)
   elseif kind == 'moved' then
     redis.call('HSET', KEYS[2], 'handed_to', value)
   elseif kind == 'intent' then

@@ -22,8 +22,8 @@ SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 PRELUDES = {
-    *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"),
-    *("streams", "watched"),
+    *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
+    *("streams", "wake", "watched"),
 }
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
