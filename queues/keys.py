@@ -43,9 +43,9 @@ on one server.
     {ns:queue:n}:log:ID           stream  workers             like its record
     {ns:queue:n}:inbox:ID         hash    senders, workers    like its record; see inbox.py
     {ns:queue:n}:control:ID       hash    operators           while the task is live: what operators ask of its run
-    {ns:queue:n}:stream:ID:NAME   stream  workers             like its record: items that the task emits, stream_items.py
-    {ns:queue:n}:stream-keys:ID:NAME  zset  workers           like its record: digests of the keys of keyed items (score:
-                                                              number of the item)
+    {ns:queue:n}:stream:ID:NAME   stream  workers             like its record: emitted items, see stream_items.py
+    {ns:queue:n}:stream-keys:ID:NAME  zset  workers           like its record: digests of the keys of keyed items
+                                                              (score: number of the item)
     {ns:queue:n}:upload:ID:DIGEST hash    producers, workers  TTL of ten minutes: chunks of large arguments; it becomes
                                                               the record of the task when that is stored
     {ns:~sessions:n}:session:ID   hash    producers, workers  until it is forgotten or idle for the retention

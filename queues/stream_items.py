@@ -1,9 +1,9 @@
 """Form of the items of a task's streams, as scripts store them and readers decode them.
 
 A task emits items into named streams (`ctx.emit`). Each is a Redis stream, `Partition.stream(task_id, name)`, with the
-ids `1-0`, `2-0`, `3-0`, ... without gaps: the number of an item is the cursor of its readers, and a missing number shows
-that the stream was trimmed. The field `streams` of the task's record has the names, see `stream_names`. Each write
-publishes the last number on the channel that has the name of the stream's key.
+ids `1-0`, `2-0`, `3-0`, ... without gaps: the number of an item is the cursor of its readers, and a missing number
+shows that the stream was trimmed. The field `streams` of the task's record has the names, see `stream_names`. Each
+write publishes the last number on the channel that has the name of the stream's key.
 
 Fields of an entry:
 
@@ -13,8 +13,8 @@ Fields of an entry:
     n    position within the unit and its try, from 1
     d    JSON, encrypted as `item_field(...)`
     k    digest of the key, of a keyed item: it has neither y nor n, and an empty u
-    cut  of a mark, which has no d: `1` voids the items of its unit with a try of at most y that are before it, `all` each
-         item before it (a fresh replay). No mark voids keyed items
+    cut  of a mark, which has no d: `1` voids the items of its unit with a try of at most y that are before it, `all`
+         each item before it (a fresh replay). No mark voids keyed items
 """
 
 from __future__ import annotations

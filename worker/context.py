@@ -294,16 +294,16 @@ class Context(TaskInfo, StepCaller):
         """Emit an item into a stream of this task, for `handle.stream()` and `perdure task watch --stream`.
 
         An item is stored once, however often this task runs again. If a step is cut off or fails, and runs again, what
-        it had emitted is void, and readers are told so. Outside a step, the items of a stream are matched by their order:
-        a resumed run skips those that are stored. Emit what differs from run to run inside a step.
+        it had emitted is void, and readers are told so. Outside a step, the items of a stream are matched by their
+        order: a resumed run skips those that are stored. Emit what differs from run to run inside a step.
 
-        It returns before the item is stored, which is soon, and always before the outcome. In a step it may be called as
+        It returns before the item is stored, which is soon, and always before the outcome. In a step it is also
         `current_step().emit(item)`.
 
         Args:
             item: JSON data of at most 64 KiB.
-            to: name of the stream: 1 to 64 letters, digits, `.`, `_` or `-`. A task has at most 16; each keeps its last
-                10,000 items, fewer if they are large.
+            to: name of the stream: 1 to 64 letters, digits, `.`, `_` or `-`. A task has at most 16; each keeps its
+                last 10,000 items, fewer if they are large.
             key: identifies the item in the stream: a later one with the same key is dropped, whichever try emits it,
                 and the item is never void.
 

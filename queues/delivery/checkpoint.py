@@ -298,7 +298,10 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 
 _COUNTS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
 _NUMBERS: Final = (*_COUNTS, "replays")
-_FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued", "streams")
+_FIELDS: Final = (
+    *(*_NUMBERS, "format", "newer_since", "at", "alive"),
+    *("suspect", "crash", "handed_from", "continued", "streams"),
+)
 
 _RECORD_BYTES: Final = DEFAULT_LARGE_LIMIT
 """Largest size of these fields together."""

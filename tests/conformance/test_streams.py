@@ -190,9 +190,7 @@ async def _ttls(gateway: Gateway, partition: Partition) -> set[str]:
 
 
 @pytest.mark.parametrize("act", ["succeed", "cancelled", "bury"])
-async def test_an_ended_task(
-    gateway: Gateway, partition: Partition, producer: Producer, act: str
-) -> None:
+async def test_an_ended_task(gateway: Gateway, partition: Partition, producer: Producer, act: str) -> None:
     delivery = await _enqueued(producer, gateway, partition)
     assert await _ttls(gateway, partition) == {"kept"}
     await SETTLING[act](gateway, delivery, "x")

@@ -116,9 +116,7 @@ class Ledger:
         names = (self.held.get(record, "streams") or b"").decode().split()
         keyed = self.held.get(record, "keyed") is not None
         return [
-            key
-            for name in names
-            for key in (self.at.stream(task, name), self.at.stream_keys(task, name))[: 1 + keyed]
+            key for name in names for key in (self.at.stream(task, name), self.at.stream_keys(task, name))[: 1 + keyed]
         ]
 
     def state(self, task: str) -> bytes | None:
@@ -436,6 +434,7 @@ class Ledger:
         if (refused := self._refused_entries(delivery, record, first, last)) is not None:
             return refused
         new = [(number, *entry) for number, entry in enumerate(entries, first) if number > last]
+        self._items = {step.partition(" ")[0]: 0 for kind, step, *_ in entries if kind in ("emitted", "cut")}
         for number, kind, step, value, data in new:
             if kind == "done":
                 self.held.put(steps, {f"d:{step}": value})
@@ -451,20 +450,16 @@ class Ledger:
                 digest, _, chunks = value.decode().partition(" ")
                 named = [f"c:{digest}:{chunk}" for chunk in range(int(chunks or 0))]
                 self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}", *named)
-            elif kind == "taken" or (kind == "chunk" and not value):
-                self.held.drop(*((inbox, f"m:{step}") if kind == "taken" else (steps, f"c:{step}")))
+            elif kind == "taken" or (kind in ("chunk", "emits") and not value):
+                self.held.drop(*((inbox, f"m:{step}") if kind == "taken" else (steps, f"{kind[0]}:{step}")))
             elif kind in ("moved", "part"):
                 self.held.put(record, {"handed_to" if kind == "moved" else f"result:{step}": value})
             elif kind in ("progress", "excuse", "wait", "answered", "emitted", "cut", "value"):
                 self._write_special(task, kind, step, value, data, number)
-            elif kind == "emits" and not value:
-                self.held.drop(steps, f"e:{step}")
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
             self.held.put(record, {"entries": number})
-        for name in dict.fromkeys(step.partition(" ")[0] for kind, step, *_ in entries if kind in ("emitted", "cut")):
-            if name in self._items:
-                self.news.append((self.at.stream(task, name), str(self._items.pop(name))))
+        self._tell_items(task)
         if any(kind == "taken" for _, kind, *_ in new):
             self.held.put(inbox, {"used": self._used(inbox)})
         return 2 if self.held.exists(control) else 1
@@ -514,6 +509,13 @@ class Ledger:
             self._set_value(task, step, Stamped(text=value), Moment())
         else:
             self._write_wait(task, kind, step, value, data, number)
+
+    def _tell_items(self, task: str) -> None:
+        """Publish the last number of each stream that was written to, in the order of the first mention."""
+        for name, number in self._items.items():
+            if number:
+                self.news.append((self.at.stream(task, name), str(number)))
+        self._items.clear()
 
     def _write_item(self, task: str, kind: str, place: str, value: bytes) -> None:
         """Add an item to a stream, or a mark that voids some. An item whose key the stream has is dropped."""

@@ -704,7 +704,8 @@ class Queues(RuleBasedStateMachine):
         ]
         values = [b"ab %d" % (n % 3) if kind == "drop" and n % 2 else b"%d" % n for kind, _, n in named]
         values = [
-            b"" if kind in ("chunk", "emits") and n % 3 == 2 else value for (kind, _, n), value in zip(named, values, strict=True)
+            b"" if kind in ("chunk", "emits") and n % 3 == 2 else value
+            for (kind, _, n), value in zip(named, values, strict=True)
         ]
         values = [
             b"%x" % (160 + n % 6) if kind == "answered" and n % 2 else b"" if kind == "answered" else value

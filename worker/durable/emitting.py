@@ -1,9 +1,9 @@
 """Items that a handler emits into the streams of its task, each visible once however often the handler runs.
 
 A unit is what emits, and what runs again as a whole after a crash: a step, a method of an agent, or the body of a
-function. The first item of a step's try stores a note in the checkpoint, in the same act: the try, and the streams into
-which it emits. A try that is cut off or fails leaves the note, and the next try of the step first puts a mark into these
-streams, which voids the items of the earlier ones. The record of the step takes over the note, so that its items
+function. The first item of a step's try stores a note in the checkpoint, in the same act: the try, and the streams
+into which it emits. A try that is cut off or fails leaves the note, and the next try of the step first puts a mark into
+these streams, which voids the items of the earlier ones. The record of the step takes over the note, so that its items
 become void if a later attempt runs the step again (`ctx.forget`).
 
 The body of a function runs again from its top, so its items are matched by their position in their scope and stream, as

@@ -575,7 +575,7 @@ async def test_a_stream_keeps_the_last_items(app: App) -> None:
 
 WRONG: list[tuple[str, Any, dict[str, Any], type[Exception], str]] = [
     ("no JSON", object(), {}, StepDefinitionError, "an item of stream 'output' must be JSON data, got <object"),
-    ("large", "x" * ITEM_BYTES, {}, PayloadTooLarge, "size of an item of stream 'output' is 65,538 bytes, over the limit"),
+    ("large", "x" * ITEM_BYTES, {}, PayloadTooLarge, "an item of stream 'output' is 65,538 bytes, over the limit"),
     ("name", 1, {"to": "a b"}, StepDefinitionError, "name of a stream must be 1 to 64 letters"),
     ("no name", 1, {"to": 3}, StepDefinitionError, "name of a stream must be 1 to 64 letters"),
     ("key", 1, {"key": ""}, StepDefinitionError, "key must be a text of 1 to 1000 characters, got ''"),
@@ -583,8 +583,9 @@ WRONG: list[tuple[str, Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("item", "options", "error", "text"), [one[1:] for one in WRONG], ids=[one[0] for one in WRONG])
-async def test_what_cannot_be_emitted(item: Any, options: Any, error: type[Exception], text: str) -> None:
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: str(case[0]))
+async def test_what_cannot_be_emitted(case: tuple[str, Any, dict[str, Any], type[Exception], str]) -> None:
+    _, item, options, error, text = case
     ctx = make_context()
     with pytest.raises(error, match=text):
         await ctx.emit(item, **options)

@@ -452,16 +452,11 @@ async def _call_with_retries(
         late = late_call(run, step, digest, called) if run.threads.late.by_task else None
         if late is None and options.risky:
             intent = run.history.intents.get(step.key)
-            if intent is not None and not is_note(intent):
-                happened = await _resolve_doubt(step, run, args, kwargs, options, intent_arguments(intent))
-                if happened is not None:
-                    return happened.result
-            else:
+            if intent is None or is_note(intent):
                 _check_call(step.key, fn, args, kwargs)  # a wrong call must leave no doubt
-                intent = encode_intent(digest, shown)
-                started = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
-                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), started, wait=True, replicated=replicated)
-                run.history.intents[step.key] = intent
+                await _store_intent(step, run, encode_intent(digest, shown), replicated=replicated)
+            elif done := await _resolve_doubt(step, run, args, kwargs, options, intent_arguments(intent)):
+                return done.result
         try:
             try:
                 if late is not None:
@@ -469,7 +464,7 @@ async def _call_with_retries(
                     if found is not None:
                         return found.result
                     continue
-                if called is None and run.history.streams:
+                if run.history.streams and called is None:
                     await begin_unit(run, step.key, within=step.records_nested)
                 return await call_function(step, run, fn, args, kwargs, options.timeout, digest, called)
             except _EXITS as error:
@@ -481,6 +476,12 @@ async def _call_with_retries(
                 _check_call(called or step.key, fn, args, kwargs, error)
             if not await _try_again(step, run, options, error, digest, shown):
                 raise
+
+
+async def _store_intent(step: Step, run: Run, intent: bytes, *, replicated: bool) -> None:
+    started = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
+    await run.recorder.put(Entry(Kind.INTENT, step.key, intent), started, wait=True, replicated=replicated)
+    run.history.intents[step.key] = intent
 
 
 async def _try_again(step: Step, run: Run, options: StepOptions, error: Exception, digest: str, shown: str) -> bool:

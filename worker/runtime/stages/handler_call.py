@@ -59,8 +59,6 @@ class HandlerCall:
             with run:
                 if run.history.saved or run.history.pages is not None:
                     await _restore(run)
-                if run.history.streams:
-                    await begin_bodies(run)
                 value = await self._call(run, execution)
                 if run.stop_reason is None:  # a handler that was stopped has no result, whatever it returns
                     data, value = task.result.encode("task", task.name, value)
@@ -94,6 +92,8 @@ class HandlerCall:
 
     async def _call(self, run: Run, execution: Execution) -> Any:
         """Call the handler. If it fails, the steps that run beside it end first: the next attempt has their results."""
+        if run.history.streams:
+            await begin_bodies(run)
         try:
             if run.envelope.group:
                 data = execution.arguments[GROUP]
