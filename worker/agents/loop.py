@@ -278,7 +278,7 @@ class Loop(Generic[S]):
         elif self._live.has_changed():
             await self._record(REPLAN, Changed(), due)
         else:
-            ended = end_unit(self._run, REPLAN, within=True)[1] if self._run.history.streams else ()
+            ended = end_unit(self._run, REPLAN, within=True)[1] if self._run.emits else ()
             await self._run.recorder.put(due, *ended, *self._parts_gone(REPLAN), wait=False)
 
     async def _ask_again(
@@ -443,7 +443,7 @@ class Loop(Generic[S]):
         One that was stopped, and swallowed that, has no result: the next run calls it again.
         """
         self._live.withhold(scope)
-        if self._run.history.streams:
+        if self._run.emits:
             await begin_unit(self._run, scope, within=True)
         with self._run.keys.inside(scope), checked_steps():
             try:
@@ -462,7 +462,7 @@ class Loop(Generic[S]):
         run, live = self._run, self._live
         workspace = run.files
         files = None if workspace is None else await workspace.find_step_change()
-        ended = end_unit(run, key, within=True)[1] if run.history.streams else ()
+        ended = end_unit(run, key, within=True)[1] if run.emits else ()
         parts = self._parts(key)
         event_entries = [*live.withdraw(), *live.checkpoint(event)]
         if not isinstance(event, Finished):

@@ -72,14 +72,14 @@ async def notify_of_resume(
         return
     resumption = resumption.model_copy(update={"lost": live.gap})
     run.resume_from(resumption)
-    if run.history.streams:
+    if run.emits:
         await begin_unit(run, _SCOPE, within=True)
     with run.keys.inside(_SCOPE):
         said = await agent.on_resume(ctx, resumption)
     await run.check_stopped()
     if said is not None and not isinstance(said, str):
         raise TypeError(f"on_resume must return a text or None, got {said!r}")
-    gone = end_unit(run, _SCOPE, within=True)[1] if run.history.streams else []
+    gone = end_unit(run, _SCOPE, within=True)[1] if run.emits else []
     gone += forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)
     note, entries = f"({resumption.notice()})", list[Entry]()
     if said:

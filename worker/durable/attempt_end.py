@@ -100,7 +100,7 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
         for field in (f"d:{key}", f"i:{key}", f"s:{key}", *(f"c:{chunk}" for chunk in ended[key])):
             changes += (field, "")
     if end is not None and end.forgotten:
-        if history.streams:
+        if run.emits:
             changes += _notes(run, {key: end.records[key] for key in end.forgotten if key in end.records})
         counts = orjson.loads(history.saved.get(FORGOTTEN, b"{}"))
         counts |= {key: counts.get(key, 0) + 1 for key in end.forgotten}
@@ -223,7 +223,7 @@ async def _with_chunks(run: Run, keys: Iterable[str]) -> dict[str, Sequence[str]
         for name, field, record in zip(names, fields, records, strict=True)
         if record is not None
     }
-    if run.history.streams:
+    if run.emits:
         await read_bodies(run)
         AttemptEnd.of(run).records |= known
     return {name: chunks_of(known[name]) if name in known else () for name in names}

@@ -177,6 +177,7 @@ async def emit(run: Run, item: Any, to: str, key: str | None, *, step: Step | No
 async def _put(run: Run, to: str, *entries: Entry) -> None:
     if to not in run.history.streams:
         run.history.streams.append(to)
+        run.emits = True
     await run.recorder.put(*entries, wait=False)
 
 
@@ -252,7 +253,7 @@ def _encode(item: Any, to: str) -> bytes:
     return data
 
 
-# units: called only where the task has emitted (`history.streams`)
+# units: called only if the task has emitted (`run.emits`)
 
 
 async def begin_unit(run: Run, unit: str, *, within: bool = False) -> None:

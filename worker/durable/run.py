@@ -64,6 +64,7 @@ class Run(HandlerTask):
         constants: the `Constants` in arguments of its steps, None before `constants_of`.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
         retry: the policy of the task, None until its handler is called.
+        emits: whether this run or an earlier one has emitted into a stream.
         failures: failures of steps from which nothing has followed yet, by key (`steps/failures.py`); None without any.
         files: the files that are saved with its steps, None if nothing has used the workspace.
         host: what the runs of a worker share.
@@ -87,6 +88,7 @@ class Run(HandlerTask):
         "constants",
         "context",
         "delivery",
+        "emits",
         "ended_at",
         "ended_in",
         "envelope",
@@ -129,6 +131,7 @@ class Run(HandlerTask):
         self.envelope = envelope
         self.id = envelope.id
         self.history = history
+        self.emits = bool(history.streams)
         self.host = host
         self.threads = host.threads
         self.settings = settings
@@ -179,7 +182,7 @@ class Run(HandlerTask):
 
     def load(self, history: History) -> None:
         """Set the history that earlier runs recorded."""
-        self.history = history
+        self.history, self.emits = history, bool(history.streams)
 
     def set_version(self, version: int, *, new: bool) -> None:
         """Set the version of the task's code. new: nothing is recorded yet; the first record is stored with it."""

@@ -406,7 +406,7 @@ def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCal
     step.noted = None  # no intent follows the record
     if run.failures:
         run.failures.pop(step.key, None)
-    if run.history.streams:
+    if run.emits:
         record, parts = end_unit(run, step.key, record, within=step.records_nested)
     if step.records_nested:
         parts += forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
@@ -464,7 +464,7 @@ async def _call_with_retries(
                     if found is not None:
                         return found.result
                     continue
-                if run.history.streams and called is None:
+                if run.emits and called is None:
                     await begin_unit(run, step.key, within=step.records_nested)
                 return await call_function(step, run, fn, args, kwargs, options.timeout, digest, called)
             except _EXITS as error:

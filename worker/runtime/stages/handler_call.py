@@ -92,7 +92,7 @@ class HandlerCall:
 
     async def _call(self, run: Run, execution: Execution) -> Any:
         """Call the handler. If it fails, the steps that run beside it end first: the next attempt has their results."""
-        if run.history.streams:
+        if run.emits:
             await begin_bodies(run)
         try:
             if run.envelope.group:
