@@ -14,6 +14,7 @@ from perdure.queues import Namespace, TaskHandle, list_tasks
 from perdure.queues.keys import DATA_FORMAT, TaskKey
 from perdure.worker.agents.journal.history import check_state
 
+from tests.support.emitted import values_of
 from tests.support.stored_formats import FORMATS, NAMESPACE, SECRET, build, dump, restore, scenario
 from tests.support.workers import bounded, history, running_worker
 
@@ -77,6 +78,7 @@ async def test_data_of_each_format_is_read_resumed_and_replayed(number: str, set
             await gateway.command("ZADD", namespace.partition("default").due, "XX", 1, name)
         async with running_worker(app):
             assert await bounded(handles["retries"].result()) == ["first done", "second done"]
+            assert await values_of(app, handles["retries"]) == ["begin", "keyed"], "each once, over all runs"
             assert await bounded(handles["dies"].result()) == "before done"
             assert await bounded(handles["listens"].result()) == ["open done", "early", "hers"]
             assert await bounded(handles["delayed"].result()) == "only done"

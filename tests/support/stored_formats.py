@@ -66,6 +66,8 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
 
     @app.task(queue="default", retry=later)
     async def retries(ctx: Context) -> list[str]:
+        await ctx.emit("begin")
+        await ctx.emit("keyed", key="one")
         found = [await ctx.step("first", note, "first"), await ctx.options(risky=True).step("second", note, "second")]
         if not mended:
             raise ValueError("not yet")
