@@ -10,6 +10,9 @@ The body of a function runs again from its top, so its items are matched by thei
 its decisions are: those that are stored are skipped. The note of such a position is stored with each item, with a
 checksum of all of them, which shows whether the handler emits something else than an earlier run.
 
+A plain step within a step is part of the unit of that one. If it has retries, each of its tries is cut off by itself:
+what such a part has emitted has a unit of its own, in the note of the outer step.
+
 An item with a key is stored once, whichever try emits it, and no mark voids it.
 
 An item and its note are entries of the checkpoint, so they are fenced and numbered like steps. They are written in the
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -57,6 +61,9 @@ _BODY: Final = "#emitted:"
 PENDING: Final = "#emitted"
 """Name of the note of bodies whose items are void, before the mark is written."""
 
+_MAX_PARTS: Final = 100
+"""Parts of a step with units of their own; what further ones emit belongs to the step."""
+
 _USUAL: Final = 128, STREAM_BYTES // STREAM_ITEMS
 """Items, and bytes of each, that the average size starts from."""
 
@@ -87,6 +94,11 @@ class _Emitted:
         except ValueError:
             return cls()
 
+    def without_items(self) -> _Emitted:
+        """Return the note after the marks: the numbers of the tries stay."""
+        inner = {name: _Emitted.of(stored).without_items().data for name, stored in self.inner.items()}
+        return _Emitted(self.attempt, [], inner)
+
     @property
     def data(self) -> list[Any]:
         return [self.attempt, self.streams, self.inner]
@@ -105,6 +117,20 @@ class _Try:
 
     note: _Emitted
     positions: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Part:
+    """A plain step with retries within a step. unit: known once it has emitted."""
+
+    outer: Step
+    name: str
+    unit: str | None = None
+    note: _Emitted = field(default_factory=_Emitted)
+    positions: dict[str, int] = field(default_factory=dict)
+
+
+CURRENT_PART: ContextVar[Part | None] = ContextVar("perdure_part", default=None)
 
 
 @dataclass(slots=True)
@@ -134,11 +160,13 @@ class _Body:
 class Emitter:
     """What this run has emitted."""
 
-    __slots__ = ("bodies", "sizes", "tries")
+    __slots__ = ("bodies", "parts", "sizes", "tries")
 
     def __init__(self) -> None:
         self.tries: dict[str, _Try] = {}
         self.bodies: dict[str, _Body] = {}
+        self.parts: dict[str, int] = {}
+        """Number of parts that have emitted in this run, by their step and name."""
         self.sizes: dict[str, tuple[int, int]] = {}
         """Number of items, and their bytes, by stream."""
 
@@ -166,6 +194,8 @@ async def emit(run: Run, item: Any, to: str, key: str | None, *, step: Step | No
     if key is not None:
         place = keyed_place(to, emitter.limit(to, len(data)), key_digest(_checked_key(key)))
         await _put(run, to, Entry(Kind.EMITTED, place, data))
+    elif step is not None and (part := CURRENT_PART.get()) is not None and part.outer is step:
+        await _emit_in_part(run, emitter, part, to, data)
     elif step is not None:
         await _emit_in_unit(run, emitter, step.key, step.attempt, to, data)
     elif (unit := run.keys.within) is not None:
@@ -181,11 +211,50 @@ async def _put(run: Run, to: str, *entries: Entry) -> None:
     await run.recorder.put(*entries, wait=False)
 
 
+def _try_of(run: Run, emitter: Emitter, unit: str, attempt: int) -> _Try:
+    """Return the try of a unit that emits now."""
+    found = emitter.tries.get(unit)
+    if found is None:
+        note = _Emitted.decode(run.history.emitted.get(unit))  # which `begin_unit` has read
+        found = emitter.tries[unit] = _Try(_Emitted(max(note.attempt + 1, attempt), note.streams, note.inner))
+    return found
+
+
+async def _emit_in_part(run: Run, emitter: Emitter, part: Part, to: str, data: bytes) -> None:
+    outer = _try_of(run, emitter, part.outer.key, part.outer.attempt).note
+    if part.unit is None and len(outer.inner) >= _MAX_PARTS:
+        await _emit_in_unit(run, emitter, part.outer.key, part.outer.attempt, to, data)
+        return
+    if part.unit is None:
+        name = f"{part.outer.key}/{part.name}"
+        number = emitter.parts[name] = emitter.parts.get(name, 0) + 1
+        part.unit = f"{name}#part-{number}"
+        part.note.attempt = _Emitted.of(outer.inner.get(part.unit)).attempt + 1
+    position = part.positions[to] = part.positions.get(to, 0) + 1
+    place = item_place(to, emitter.limit(to, len(data)), part.unit, part.note.attempt, position)
+    item = Entry(Kind.EMITTED, place, data)
+    if to in part.note.streams:
+        await _put(run, to, item)
+        return
+    part.note.streams.append(to)
+    outer.inner[part.unit] = part.note.data
+    await _put(run, to, _noted(run, part.outer.key, outer.data), item)
+
+
+async def begin_part(run: Run) -> None:
+    """Void what earlier tries of the running part have emitted: another one begins. Raises `LeaseLost`."""
+    part, emitter = CURRENT_PART.get(), run.extras.get(Emitter)
+    if part is None or part.unit is None or emitter is None:
+        return
+    outer = _try_of(run, emitter, part.outer.key, part.outer.attempt).note
+    marks = part.note.marks(part.unit)
+    part.note, part.positions = _Emitted(part.note.attempt + 1), {}
+    outer.inner[part.unit] = [part.note.attempt - 1, [], {}]
+    await run.recorder.put(*marks, _noted(run, part.outer.key, outer.data), wait=False)
+
+
 async def _emit_in_unit(run: Run, emitter: Emitter, unit: str, attempt: int, to: str, data: bytes) -> None:
-    emitted, history = emitter.tries.get(unit), run.history
-    if emitted is None:
-        note = _Emitted.decode(history.emitted.get(unit))  # which `begin_unit` has read
-        emitted = emitter.tries[unit] = _Try(_Emitted(max(note.attempt + 1, attempt), note.streams, note.inner))
+    emitted = _try_of(run, emitter, unit, attempt)
     position = emitted.positions[to] = emitted.positions.get(to, 0) + 1
     place = item_place(to, emitter.limit(to, len(data)), unit, emitted.note.attempt, position)
     item = Entry(Kind.EMITTED, place, data)
@@ -275,7 +344,7 @@ async def begin_unit(run: Run, unit: str, *, within: bool = False) -> None:
     for name in units:
         note = _Emitted.decode(history.emitted[name])
         if marks := note.marks(name):
-            entries += (*marks, _noted(run, name, _Emitted(note.attempt).data))
+            entries += (*marks, _noted(run, name, note.without_items().data))
         if emitter is not None:
             emitter.tries.pop(name, None)
     if entries:

@@ -433,6 +433,35 @@ async def test_a_forgotten_step_voids_the_items_of_the_steps_within_it(app: App)
     assert await values_of(app, running) == ["inner 1"]
 
 
+async def test_tries_of_a_plain_step_within_a_step(app: App) -> None:
+    tries: list[str] = []
+
+    async def part(name: str) -> None:
+        tries.append(name)
+        await current_step().emit(f"{name} {tries.count(name)}")
+        if tries.count(name) == 1:
+            raise ConnectionError("busy")
+        await current_step().emit(f"{name} end")
+
+    async def outer() -> None:
+        ctx = current_context()
+        await current_step().emit("outer")
+        for name in ("a", "b"):
+            await ctx.options(retry=AT_ONCE).step("part", part, name)
+        if tries.count("b") == 2:
+            await lose_worker()
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        await ctx.step("outer", outer)
+
+    running = await work.enqueue()
+    await work_on(app, running)
+    assert await values_of(app, running) == ["outer", "a 3", "a end", "b 3", "b end"]
+    assert [item.number for item in await entries_of(app, running)] == [*range(1, 18)]
+    assert not [name for name in await recorded_steps(app, running) if name.startswith("e:outer")]
+
+
 # keys
 
 

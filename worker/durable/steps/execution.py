@@ -36,7 +36,7 @@ from ...errors import (
     UnserialisableResult,
 )
 from ...log import log_wait, logger
-from ..emitting import begin_unit, end_unit
+from ..emitting import CURRENT_PART, Part, begin_part, begin_unit, end_unit
 from ..handler_task import GENERATOR_EXIT, is_closing
 from ..journal.failure_record import is_unhandled
 from ..journal.run_events import StepFailed, StepOutdated, StepStarted
@@ -339,7 +339,13 @@ async def _run_within(
     part = Step(run, outer.key, replicated=False)
     named = f"{outer.key}/{name}"
     digest = "" if is_async(fn) else fingerprint(args, kwargs, constants_of(run))[0]
-    return await _call_with_retries(part, run, fn, args, kwargs, options, digest, "", replicated=False, called=named)
+    token = CURRENT_PART.set(None if options.retry is None else Part(outer, name))
+    try:
+        return await _call_with_retries(
+            part, run, fn, args, kwargs, options, digest, "", replicated=False, called=named
+        )
+    finally:
+        CURRENT_PART.reset(token)
 
 
 async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions, outer: Step | None) -> Match:
@@ -464,8 +470,8 @@ async def _call_with_retries(
                     if found is not None:
                         return found.result
                     continue
-                if run.emits and called is None:
-                    await begin_unit(run, step.key, within=step.records_nested)
+                if run.emits:
+                    await (begin_part(run) if called else begin_unit(run, step.key, within=step.records_nested))
                 return await call_function(step, run, fn, args, kwargs, options.timeout, digest, called)
             except _EXITS as error:
                 raise _as_failure(called or step.key, error) from error
