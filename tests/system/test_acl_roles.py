@@ -406,3 +406,41 @@ async def test_each_role_may_do_its_part_in_a_session(users: dict[str, Settings]
         assert [one.id for one in found] == ["ada"]
         assert await operator.session(Echo, "ada").forget()
     assert refused_but_logs(node) == []
+
+
+@pytest.mark.parametrize("role", ["producer", "operator"])
+async def test_each_role_reads_streams_of_tasks_and_of_turns(
+    users: dict[str, Settings], node: Node, role: str
+) -> None:
+    class Speaker(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return []
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+            raise NotImplementedError
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            await ctx.emit(state.goal)
+            return state.goal
+
+    def app_of(role: str) -> App:
+        app = build(users[role])
+        app.agent(Speaker)
+
+        @app.task
+        async def speaks(ctx: Context) -> None:
+            await ctx.emit("hello", key="once")
+            await ctx.step("one", int)
+
+        return app
+
+    node.command("ACL", "LOG", "RESET")
+    async with app_of(role) as reader, app_of("worker") as runner, running_worker(runner):
+        handle = await reader.tasks["speaks"].enqueue()
+        assert [item.value async for item in handle.stream()] == ["hello", None]
+        assert [item.value async for item in handle.stream(last=1, after=0)] == ["hello", None]
+        events = [event.type async for event in handle.events(include="emitted")]
+        assert sorted(events) == ["emitted", "step_completed"]
+        turn = await reader.session(Speaker, "ada").send("one")
+        assert [item.value async for item in turn.stream()] == ["one", None]
+    assert refused_but_logs(node) == []
