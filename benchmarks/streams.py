@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import hiredis
 import redis
@@ -73,7 +73,8 @@ async def _read_raw(client: redis.asyncio.Redis, key: str, outcome: Outcome, exp
     last, found = "0", outcome.latencies.append
     number = 0
     while number < expected:
-        for _, entries in await client.xread({key: last}, block=5_000) or ():
+        fetched: Any = await client.xread({key: last}, block=5_000)
+        for _, entries in fetched or ():
             for entry, fields in entries:
                 found((time.monotonic() - float(fields[b"d"])) * 1000)
                 last = entry

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json
@@ -157,7 +157,7 @@ class StreamedTask(Protocol):
 
     async def record(self) -> Record: ...
 
-    async def successor(self) -> Self | None: ...
+    async def successor(self) -> StreamedTask | None: ...
 
     async def read_result(self) -> bytes: ...
 

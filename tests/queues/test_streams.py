@@ -40,7 +40,7 @@ async def writer(app: App, handle: TaskHandle[Any]) -> StreamWriter:
 
 async def take(handle: TaskHandle[Any], count: int, name: str = "output", **options: Any) -> list[StreamItem]:
     """Read so many items."""
-    found = []
+    found: list[StreamItem] = []
     async with aclosing(handle.stream(name, **options)) as items:
         while len(found) < count:
             found.append(await bounded(anext(items)))
@@ -97,6 +97,33 @@ async def test_every_way_to_end_gives_an_end(app: App) -> None:
     assert failure.reason == "attempts_exhausted"
     assert failure.cursor == success.cursor == "0"
     assert [item.summary()["state"] for item in await read_all(good)] == ["succeeded"]
+
+
+async def test_streams_of_successors_follow_and_their_cursors_name_them(app: App) -> None:
+    @app.task
+    async def count(ctx: Context, number: int) -> int:
+        await ctx.emit(f"a{number}")
+        await ctx.emit(f"b{number}")
+        if number < 2:
+            await ctx.continue_as("count", arguments={"number": number + 1})
+        return number
+
+    handle = await count.enqueue(0)
+    reading = asyncio.create_task(read_all(handle))
+    await work_off(app)
+    found = await bounded(reading)
+    assert [item.value for item in found] == ["a0", "b0", "a1", "b1", "a2", "b2", None]
+    assert (found[-1].state, found[-1].result, found[-1].task_id) == ("succeeded", 2, found[-2].task_id)
+    assert [item.cursor for item in found[:2]] == ["1", "2"]
+    assert {item.task_id for item in found[:2]} == {handle.id}
+    assert [item.cursor for item in found[2:4]] == [f"1@{found[2].task_id}", f"2@{found[2].task_id}"]
+    for number, item in enumerate(found):
+        assert await read_all(handle, after=item.cursor) == found[number + 1 :] or item.kind == "end"
+    assert values(await read_all(handle, last=1)) == ["b2"]
+    assert values(await read_all(handle, last=5, after=found[4].cursor)) == ["b2"]
+    following = await handle.successor()
+    assert following is not None
+    assert values(await read_all(following, after=2)) == ["a2", "b2"]
 
 
 async def test_a_task_whose_record_vanishes_ends_as_expired(

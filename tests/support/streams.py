@@ -45,7 +45,15 @@ class StreamWriter:
     def _write(self, *fields: Argument) -> Sequence[Argument]:
         self.number += 1
         limit = ("MAXLEN", self._kept)
-        return ("XADD", self.key, *limit, f"{self.number}-0", "t", 1_700_000_000_000 + self._pace * self.number, *fields)
+        return (
+            "XADD",
+            self.key,
+            *limit,
+            f"{self.number}-0",
+            "t",
+            1_700_000_000_000 + self._pace * self.number,
+            *fields,
+        )
 
     async def _send(self, writes: list[Sequence[Argument]]) -> None:
         names = ("HSET", self._record, "streams", self._name)

@@ -409,9 +409,7 @@ async def test_each_role_may_do_its_part_in_a_session(users: dict[str, Settings]
 
 
 @pytest.mark.parametrize("role", ["producer", "operator"])
-async def test_each_role_reads_streams_of_tasks_and_of_turns(
-    users: dict[str, Settings], node: Node, role: str
-) -> None:
+async def test_each_role_reads_streams_of_tasks_and_of_turns(users: dict[str, Settings], node: Node, role: str) -> None:
     class Speaker(Agent[AgentState]):
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
             return []

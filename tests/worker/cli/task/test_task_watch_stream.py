@@ -65,7 +65,13 @@ def test_json_has_a_line_for_each_item_and_one_for_the_end(task: Any) -> None:
     answer = call("task", "watch", task("well"), "--stream", "tokens", "--after", "5", "--json")
     assert answer.code == 0
     item, end = answer.lines
-    assert (item["kind"], item["cursor"], item["value"], item["step"], item["attempt"]) == ("item", "6", "bye", "speak", 2)
+    assert (item["kind"], item["cursor"], item["value"], item["step"], item["attempt"]) == (
+        "item",
+        "6",
+        "bye",
+        "speak",
+        2,
+    )
     assert (end["kind"], end["state"], end["result"]) == ("end", "succeeded", "well")
     answer = call("task", "watch", task("fail"), "--stream", "other", "--json")
     assert answer.code == 1
