@@ -1,7 +1,7 @@
 """A chat in the browser whose answers appear word by word, also through a killed worker and a refreshed page.
 
     perdure worker run examples/chat_stream.py:app &
-    python examples/chat_stream.py 8000            # then open http://127.0.0.1:8000, and kill -9 the worker in an answer
+    python examples/chat_stream.py 8000      # then open http://127.0.0.1:8000, and kill -9 the worker in an answer
 
 Each message is a turn of the user's session, and emits its words into a stream of the turn's task. The page reads it as
 server-sent events: the browser names the last event that it has (`Last-Event-ID`) when it connects again, and gets what
@@ -63,7 +63,8 @@ class Chat(Agent[AgentState]):
 
 session = app.session(Chat, "ada")  # a real program has one for each user who has logged in
 
-PAGE = b"""<!doctype html><title>Chat</title><form id=f><input id=q autofocus><button>Send</button></form><div id=log></div>
+PAGE = b"""<!doctype html><title>Chat</title>
+<form id=f><input id=q autofocus><button>Send</button></form><div id=log></div>
 <script>
 function follow(turn) {                       // show a turn from its first word on
   const line = document.createElement("p"); log.append(line)
@@ -72,7 +73,8 @@ function follow(turn) {                       // show a turn from its first word
   events.onmessage = event => {
     const item = JSON.parse(event.data)
     if (item.kind === "item") shown.push(item)
-    else if (item.reason === "retried") shown = shown.filter(old => old.step !== item.step || old.attempt > item.attempt)
+    else if (item.reason === "retried")
+      shown = shown.filter(old => old.step !== item.step || old.attempt > item.attempt)
     else if (item.kind === "cut_off") { events.close(); line.remove(); follow(turn) }
     else { events.close(); if (item.error) line.append(" " + item.error) ; return }
     line.textContent = shown.map(old => old.value).join("")

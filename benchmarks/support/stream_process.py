@@ -1,7 +1,7 @@
 """`python -m benchmarks.support.stream_process STREAMS RATE SECONDS`: a process that writes many streams.
 
-Each of the streams `t0`, `t1`, ... of tasks that no worker runs gets RATE items a second, each with the present time, and
-a message on its channel: what a worker writes, and a raw client too.
+Each of the streams of the tasks `t0`, `t1`, ..., which no worker runs, gets RATE items a second, each with the present
+time, and a message on its channel, as a worker writes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seven programs of examples/, run by real workers, some of which are killed; each trap that one of them had is here."""
+"""Programs of examples/, run by real workers, some of which are killed; each trap that one of them had is here."""
 
 from __future__ import annotations
 

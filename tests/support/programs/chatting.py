@@ -1,7 +1,7 @@
 """An app whose model call streams its tokens, saves what it has, and kills its process in the middle of the text.
 
-From the environment: DEATHS, the number of tokens after which the process dies, separated by commas, each once; GRAVES, a
-folder with a file for each death; CALLS, a file with a line for each token that the model has made.
+From the environment: DEATHS, the numbers of tokens after which the process dies, once for each; GRAVES, a folder with
+a file for each death; CALLS, a file with a line for each token that the model has made.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from perdure import App, Context, Retry, current_step
 
 DEATHS = [int(number) for number in os.environ.get("DEATHS", "").split(",") if number]
+CALLS = os.open(os.environ.get("CALLS", os.devnull), os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
 WORDS = [f"word{number} " for number in range(40)]
 
 app = App("chatting")
@@ -28,11 +29,9 @@ def die(place: str) -> None:
 
 async def model(text: str) -> AsyncIterator[str]:
     """Yield the tokens that follow a text."""
-    with Path(os.environ["CALLS"]).open("a") as calls:
-        for word in WORDS[len(text.split()) :]:
-            calls.write(f"{word}\n")
-            calls.flush()
-            yield word
+    for word in WORDS[len(text.split()) :]:
+        os.write(CALLS, f"{word}\n".encode())
+        yield word
 
 
 async def complete() -> str:
