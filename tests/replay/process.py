@@ -53,6 +53,7 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
     import tests.replay.ends
     import tests.replay.plans
     import tests.replay.streams
+    import tests.replay.values
     import tests.replay.waits  # noqa: F401 - they add handlers
     from tests.replay.handlers import HANDLERS
 
@@ -68,6 +69,7 @@ def _main() -> None:
     import tests.replay.ends
     import tests.replay.plans
     import tests.replay.streams
+    import tests.replay.values
     import tests.replay.waits  # noqa: F401 - before the first fork
 
     for line in sys.stdin:

@@ -63,6 +63,7 @@ _WRITES: Final = frozenset(
         "release",
         "reschedule",
         "send_message",
+        "update_value",
         "watch",
         "write_checkpoint",
     )

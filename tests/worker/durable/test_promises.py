@@ -1,4 +1,4 @@
-"""Promises: recorded once, in the handoff document, taken over by successors, and logged if they are open at the end."""
+"""Promises: recorded once, in the handoff, taken over by successors, and logged if they are open at the end."""
 
 from __future__ import annotations
 
@@ -164,9 +164,11 @@ async def test_an_answer_is_owed_until_its_wait_has_ended(app: App) -> None:
 
     async def owed(handle: TaskHandle[Any]) -> list[tuple[str, str, str]]:
         found = (await read_log_tail(app.producer.gateway, handle.partition, handle.id)).saved
-        return [] if PROMISES not in found else [
-            (one["by"], one["what"], one["wait"]) for one in orjson.loads(found[PROMISES])
-        ]
+        return (
+            []
+            if PROMISES not in found
+            else [(one["by"], one["what"], one["wait"]) for one in orjson.loads(found[PROMISES])]
+        )
 
     async with app, running_worker(app):
         handle = await job.enqueue()

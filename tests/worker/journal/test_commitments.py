@@ -20,7 +20,8 @@ def test_a_commitment_keeps_its_time_in_utc() -> None:
     local = NOON.astimezone(timezone(timedelta(hours=5)))
     state = AgentState(commitments=[Commitment(what="call", to="ada", due=local)])
     stored = state.model_dump(mode="json")["commitments"]
-    assert stored == [{"what": "call", "by": "me", "to": "ada", "due": "2026-12-01T12:00:00Z", "done": False}]
+    made = {"what": "call", "by": "me", "to": "ada", "due": "2026-12-01T12:00:00Z", "done": False, "wait": ""}
+    assert stored == [made]
     state.commitments[0].due = local + timedelta(hours=1)
     assert state.commitments[0].due.tzinfo is UTC
 

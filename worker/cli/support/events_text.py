@@ -150,6 +150,14 @@ def _sent(data: Data) -> str:
     return f"to task {data.get('to')}, message {data.get('number')}: {_short(data.get('content', ''))}"
 
 
+def _promised(data: Data) -> str:
+    """Return what is promised, by and to whom, and until when."""
+    by = "" if data.get("by", "me") == "me" else f"{_short(data['by'])}: "
+    to = "" if data.get("to", "me") == "me" else f" (to {_short(data['to'])})"
+    due = f", due {_short(data['due'])}" if data.get("due") else ""
+    return f"{by}{_short(data.get('what', ''))}{to}{due}"
+
+
 def progress_text(data: Data) -> str:
     """Return how much is done, of how much, and the note."""
     done, total = data.get("done"), data.get("total")
@@ -179,6 +187,9 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "answered": _answered,
     "answer_dropped": _answered,
     "received": _received,
+    "promised": _promised,
+    "promise_kept": _promised,
+    "left_promises": lambda data: f"{data.get('count', 0)}: {'; '.join(map(_promised, data.get('promises', ())))}",
     "message_sent": _sent,
     "children_spawned": lambda data: f"{data.get('count', 0)} of task {_short(data.get('task'))}",
     "children_joined": _joined,
