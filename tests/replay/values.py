@@ -124,13 +124,17 @@ def promises_beside_a_wait(app: App, world: Journal) -> Task[Any, Any]:
     expects=[["ada", "the list", True], ["bob", "a call", False]],
 )
 def promises_of_an_agent(app: App, world: Journal) -> Task[Any, Any]:
+    async def act(name: str) -> str:
+        world.call(name)
+        return name
+
     class Promising(Agent[AgentState]):
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
             await ctx.promise("ada", "the list")
             return [PlanStep(key="a", title="A"), PlanStep(key="b", title="B")]
 
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
-            await ctx.step("call", lambda: world.call(step.key))
+            await ctx.step("act", act, step.key)
             if step.key == "a":
                 await ctx.promise("bob", "a call")
                 return await ctx.ask("eve", "how many?", int, name="many")
