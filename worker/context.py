@@ -171,9 +171,10 @@ class Context(TaskInfo, StepCaller):
     async def recall_step(self, key: str) -> RecalledStep | None:
         """Return a step of the agent's plan with its result, also if it has left the state; None if it is unknown.
 
-        In a turn of a session, steps of earlier turns are unknown: each turn has a plan of its own.
+        In a turn of a session, steps of earlier turns are unknown: each turn has a plan of its own. In a function, it
+        is a step that the task has recorded, or one of its plan, by its key: `fetch`, `fetch#2`, `page-3/open`.
 
-        Raises `DecryptionError`.
+        Raises `DecryptionError`, `LargeValueLost`.
         """
         from .agents.recall import recall_step
 

@@ -1,4 +1,4 @@
-"""Recall of a step of an agent's plan, whether it is in the state or in the archive."""
+"""Recall of a step: of an agent's plan, whether it is in the state or the archive; of a function, from its record."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
+from pydantic_core import from_json
+
 from ...queues.derived_tasks import MAX_HAND_OFFS
 from ...queues.event_log import read_last_events
 from ...queues.inspection.views import find_task
 from ...queues.keys import Namespace, Partition
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
+from ..durable.journal.failure_record import FailureRecord, is_failure
+from ..durable.journal.function_plan import FunctionPlan
 from ..durable.journal.parsing import Unreadable, parse_event
+from ..durable.journal.step_record import PLANNED, StepRecord
 from ..durable.run import Run
+from ..durable.steps.codec import read_step_result
 from ..log import log_wait
 from .journal.archive import read_archived_step, retired_keys
 from .journal.history import read_snapshot
@@ -34,7 +40,7 @@ class HasState(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecalledStep:
-    """Step of an agent's plan as it is, or as it was when it left the state.
+    """Step as it is, or as it was when it left the state of an agent.
 
     Attributes:
         result: JSON data; None if the step has no result.
@@ -53,13 +59,14 @@ class RecalledStep:
 
 
 async def recall_step(run: Run, key: str) -> RecalledStep | None:
-    """Return a step of the agent's plan, or of the tasks that it continues; None if there is no such step, or no agent.
+    """Return a step of the agent's plan, or of the tasks that it continues; of a function, a step that it has called.
 
-    Raises `DecryptionError`, and `BadSnapshot` if the state of a predecessor cannot be read.
+    None if there is no such step. Raises `DecryptionError`, `LargeValueLost`, and `BadSnapshot` if the state of a
+    predecessor cannot be read.
     """
     agent = run.observer(HasState)  # type: ignore[type-abstract]  # a protocol is asked for
     if agent is None:
-        return None
+        return await _recall_of_function(run, key)
     for step in agent.state.plan:
         if step.key == key:
             return RecalledStep(key, step.title, step.status, agent.state.results.get(key), step.error, False)
@@ -84,6 +91,31 @@ async def recall_step(run: Run, key: str) -> RecalledStep | None:
         return None
     former = found["step"]
     return RecalledStep(key, former["title"], StepStatus(former["status"]), found.get("result"), former["error"], True)
+
+
+async def _recall_of_function(run: Run, key: str) -> RecalledStep | None:
+    """Return a step of a function as it is recorded; one that is not, if the plan has it or it runs."""
+    plan = FunctionPlan.decode(run.history.saved.get(PLANNED))
+    planned = () if plan is None else (*plan.former, *plan.steps)
+    title = next((step.title for step in planned if step.key == key), None)
+    field = f"d:{key}"
+    record = None
+    if not key.rpartition("/")[2].startswith("#"):  # the record of another call
+        await run.flush()
+        record = await retry_while_unavailable(
+            partial(run.gateway.command, "HGET", run.delivery.partition.steps(run.id), field),
+            on_wait=log_wait(f"step {key!r} of task {run.id}", run.touch),
+        )
+    running = key in run.steps_in_flight
+    if record is None:
+        status = StepStatus.RUNNING if running else StepStatus.PENDING
+        return None if title is None and not running else RecalledStep(key, title or key, status, None, None, False)
+    record = run.gateway.encryptor.of(run.delivery.partition, run.id).decrypt(field, record)
+    if is_failure(record):
+        status = StepStatus.RUNNING if running else StepStatus.FAILED
+        return RecalledStep(key, title or key, status, None, FailureRecord.decode(record).text or None, False)
+    result = from_json(await read_step_result(run, key, StepRecord.decode(record).result))
+    return RecalledStep(key, title or key, StepStatus.DONE, result, None, False)
 
 
 async def _recall_of_former(run: Run, source: str, key: str) -> dict[str, Any] | None:

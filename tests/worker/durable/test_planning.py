@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ from perdure import (
     Context,
     PlanStep,
     Retry,
+    Settings,
     SyncContext,
     TaskHandle,
 )
@@ -135,6 +137,50 @@ async def test_show_names_the_step_that_comes_next(app: App) -> None:
     assert "step 2 of 3: compute Compute the price" in (await show(handle)).out
     await replay(app.producer.gateway, await letter(app, handle), Replay(rerun_failed=True))
     assert [item["status"] for item in (await show(handle, "--json")).json["plan"]] == ["done", "pending", "pending"]
+
+
+async def test_a_function_recalls_its_steps(settings: Settings) -> None:
+    """Those of this run and of earlier ones, with large results, failures, and what the plan has."""
+    found: list[dict[str, Any]] = []
+    large = "x" * 3_000
+
+    async def running(ctx: Context) -> None:
+        step = await ctx.recall_step("running")
+        assert step is not None
+        found.append({"running": step.status})
+
+    async with App("recalling", settings=settings.model_copy(update={"payload_limit": 1024})) as app:
+
+        @app.task(retry=Retry(max_attempts=2, base=0))
+        async def offer(ctx: Context) -> None:
+            await ctx.plan([PlanStep(key="large", title="Read it"), "send"])
+            await ctx.step("large", str, large)
+            with ctx.scope("page-1"):
+                await ctx.step("open", dict, seats=40)
+            with suppress(RuntimeError):
+                await ctx.step("failing", fail)
+            await ctx.decide("go on")
+            await ctx.step("running", running, ctx)
+            keys = ("large", "page-1/open", "failing", "send", "unknown", "#decided")
+            steps = {key: await ctx.recall_step(key) for key in keys}
+            found.append(
+                {key: step and (step.title, step.status, step.result, step.error) for key, step in steps.items()}
+            )
+            if ctx.attempt == 1:
+                raise RuntimeError("again")
+
+        handle = await offer.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+    steps = {
+        "large": ("Read it", "done", large, None),
+        "page-1/open": ("page-1/open", "done", {"seats": 40}, None),
+        "failing": ("failing", "failed", None, "no price"),
+        "send": ("send", "pending", None, None),
+        "unknown": None,
+        "#decided": None,
+    }
+    assert found == [{"running": "running"}, steps, steps]
 
 
 async def test_a_fork_has_the_plan_of_its_point(app: App) -> None:
