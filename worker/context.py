@@ -329,8 +329,8 @@ class Context(TaskInfo, StepCaller):
         `perdure task show`, the handoff document and `ctx.resumption` name the step to continue with.
 
         Args:
-            steps: names of the steps in their order, or `PlanStep`, which also has a title. A name that occurs twice
-                stands for two steps.
+            steps: names of the steps in their order, or `PlanStep`, which also has a title, of which 200 characters
+                are kept. A name that occurs twice stands for two steps.
             why: reason of a plan that replaces another one.
 
         Raises:

@@ -54,8 +54,9 @@ async def log_once(
     await check_call(run, name, own=True)
     if event.step is None and (outer := run.keys.within) is not None:
         event = event.model_copy(update={"step": outer})
-    content = event if run.redact is None else redacted(event, run.redact)
-    if not run.history.records:
+    new = not run.history.records
+    content = event if run.redact is None or (new and also is None) else redacted(event, run.redact)
+    if new:
         if check is not None:
             check()
         key, entry = run.keys.next(name), run.next_entry(event)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.wording import shortened
 from ..errors import StepDefinitionError
 from .event_calls import log_once
-from .journal.function_plan import MAX_STEPS, FunctionPlan
+from .journal.function_plan import MAX_STEPS, MAX_TEXT, FunctionPlan
 from .journal.run_events import Planned, PlannedStep
 from .journal.step_record import PLANNED
 from .run import Run
@@ -35,7 +36,7 @@ async def make_plan(run: Run, steps: Iterable[Any], why: str = "") -> list[str]:
     if run.keys.within is not None:
         raise StepDefinitionError("ctx.plan is for functions: the plan of an agent is what its method plan returns")
     scope = run.keys.scope
-    planned = _planned(scope, steps)
+    planned = _planned(run, scope, steps)
     again = run.keys.is_given(f"{scope}{_RECORD}")
 
     def stored(event: Planned) -> list[Entry]:
@@ -48,7 +49,7 @@ async def make_plan(run: Run, steps: Iterable[Any], why: str = "") -> list[str]:
     return [step.key.removeprefix(scope).partition("#")[0] for step in recorded.steps]
 
 
-def _planned(scope: str, steps: Iterable[Any]) -> tuple[PlannedStep, ...]:
+def _planned(run: Run, scope: str, steps: Iterable[Any]) -> tuple[PlannedStep, ...]:
     """Return the steps of a plan under the keys that the steps get. Raises `StepDefinitionError`."""
     if isinstance(steps, (str, bytes)) or not isinstance(steps, Iterable):
         raise StepDefinitionError(f"plan must be a list of names or of PlanStep, got {steps!r}")
@@ -61,8 +62,10 @@ def _planned(scope: str, steps: Iterable[Any]) -> tuple[PlannedStep, ...]:
         name, title = (step, step) if isinstance(step, str) else _key_and_title(step)
         check_name("step of a plan", name)
         times[name] += 1
+        if run.redact is not None:  # before the cut could split a secret
+            title = run.redact(title)
         key = name if times[name] == 1 else f"{name}#{times[name]}"
-        found.append(PlannedStep(key=f"{scope}{key}", title=title))
+        found.append(PlannedStep(key=f"{scope}{key}", title=shortened(title, MAX_TEXT)))
     return tuple(found)
 
 

@@ -20,9 +20,11 @@ from perdure import (
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.worker.agents.journal.forks import fork
+from perdure.worker.durable.journal.function_plan import MAX_STEPS, FunctionPlan
+from pydantic import SecretStr
 
 from tests.support.command_line import Answer, call
-from tests.support.workers import bounded, history, letter, work_off
+from tests.support.workers import bounded, history, letter, recorded_steps, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("planning")]
 
@@ -202,6 +204,24 @@ async def test_a_fork_has_the_plan_of_its_point(app: App) -> None:
         await fork(app.producer, handle.id, at=at)
         await work_off(app)
     assert left == [["compute"], ["send"]]
+
+
+async def test_the_stored_plan_stays_small_and_has_no_secret(app: App) -> None:
+    @app.task
+    async def offer(ctx: Context, token: SecretStr) -> None:
+        secret = token.get_secret_value()
+        for number in range(30):
+            names = [f"step-{number}-{place}" for place in range(200)]
+            title = f"{'x' * 192}{secret}{'x' * 10_000}"
+            await ctx.plan([PlanStep(key=names[0], title=title), *names[1:]], why=title)
+
+    handle = await offer.enqueue(SecretStr("open-sesame"))
+    await work_off(app)
+    await bounded(handle.result())
+    plan = (await recorded_steps(app, handle))["s:#planned"]
+    assert len(plan) < 500_000
+    assert b"xopen" not in plan
+    assert len(FunctionPlan.model_validate_json(plan).former) == MAX_STEPS
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,14 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ....queues.wording import shortened
 from .run_events import Planned, PlannedStep
 
 MAX_STEPS: Final = 1000
 """Largest number of steps of a plan, and of the steps of former plans that are kept."""
+
+MAX_TEXT: Final = 200
+"""Characters of a title, and of the reason of a plan, that are kept."""
 
 _WAITS: Final = "#wait:"
 """Beginning of the names of the records of waits for answers."""
@@ -69,11 +73,13 @@ class FunctionPlan(BaseModel):
     def after(cls, former: FunctionPlan | None, event: Planned) -> FunctionPlan:
         """Return the plan that an event makes, in place of a former one."""
         if former is None:
-            return cls(steps=event.steps, why=event.why)
-        planned = {step.key for step in event.steps}
-        left = [FormerStep(key=step.key, title=step.title, why=event.why) for step in former.steps]
-        kept = [step for step in (*former.former, *left) if step.key not in planned]
-        return cls(steps=event.steps, why=event.why, former=tuple(kept[-MAX_STEPS:]), ended=former.ended)
+            return cls(steps=event.steps, why=shortened(event.why, MAX_TEXT))
+        planned, why = {step.key for step in event.steps}, shortened(event.why, MAX_TEXT)
+        left = [FormerStep(key=step.key, title=step.title, why=why) for step in former.steps]
+        kept = [step for step in (*former.former, *left) if step.key not in planned][-MAX_STEPS:]
+        known = planned.union(step.key for step in kept)
+        ended = tuple([scope for scope in former.ended if scope in known])
+        return cls(steps=event.steps, why=why, former=tuple(kept), ended=ended)
 
     def records(self) -> list[str]:
         """Return the keys of the records by which the steps may be done."""
