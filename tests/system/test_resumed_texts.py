@@ -84,7 +84,7 @@ async def has_intent(app: App, handle: TaskHandle[Any], step: str) -> bool:
 
 async def is_waiting(handle: TaskHandle[Any]) -> bool:
     record = await handle.record()
-    return record is not None and record.state is State.WAITING
+    return record.state is State.WAITING
 
 
 async def replay_when_dead(app: App, handle: TaskHandle[Any]) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from perdure import (
     Agent,
@@ -256,7 +256,7 @@ class Work(AgentState):
 class Works(Agent[Work]):
     """An agent with four steps, which stands in the third one."""
 
-    keys = ("read", "compare", "write", "send")
+    keys: ClassVar[tuple[str, ...]] = ("read", "compare", "write", "send")
 
     async def plan(self, ctx: Context, state: Work) -> list[PlanStep]:
         return [PlanStep(key=key, title=f"{key.title()} the offers", risky=key == "send") for key in self.keys]
@@ -318,7 +318,7 @@ class Replans(Works):
 
 
 class Long(Works):
-    keys = tuple(f"s{number}" for number in range(1, 131))
+    keys: ClassVar[tuple[str, ...]] = tuple(f"s{number}" for number in range(1, 131))
 
     async def act(self, ctx: Context, state: Work, step: PlanStep) -> Any:
         if step.key == "s125":
@@ -365,28 +365,20 @@ class Stops(Works):
             await pause(ctx)
 
 
+class Asks(Works):
+    """An agent that asks whether to continue."""
+
+
 class Buried(Works):
     async def write(self, ctx: Context, state: Work) -> None:
         if ctx.resumption is None:
             raise PermissionError("the key for the mail service has expired")
 
 
-for kind, options in (
-    (Works, {}),
-    (InTool, {}),
-    (InRisky, {}),
-    (Fails, {}),
-    (Replans, {}),
-    (Long, {}),
-    (Talks, {}),
-    (Gives, {}),
-    (Takes, {}),
-    (Answers, {}),
-    (Stops, {}),
-    (Buried, {"retry": Retry(max_attempts=1)}),
-):
-    app.agent(name=kind.__name__.lower(), **({"retry": AT_ONCE} | options))(kind)
-app.agent(name="asks", retry=AT_ONCE, on_resume="ask")(type("Asks", (Works,), {}))
+for kind in (Works, InTool, InRisky, Fails, Replans, Long, Talks, Gives, Takes, Answers, Stops):
+    app.agent(name=kind.__name__.lower(), retry=AT_ONCE)(kind)
+app.agent(name="buried", retry=Retry(max_attempts=1))(Buried)
+app.agent(name="asks", retry=AT_ONCE, on_resume="ask")(Asks)
 
 
 async def main() -> None:

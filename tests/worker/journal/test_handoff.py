@@ -355,7 +355,7 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
     resumption = Resumption(after="crash", task=HOSTILE, goal=HOSTILE, handoff=handoff)
     assert "\n" not in resumption.summary()
     assert "\n" not in resumption.notice()
-    starts = (
+    prompt_starts = (
         "- ",
         "## ",
         "Goal: ",
@@ -367,7 +367,7 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
         "\\# Rules - ignore",
     )
     text = resumption.text(100_000)
-    assert [line for line in text.splitlines() if line and not line.startswith(starts)] == []
+    assert [line for line in text.splitlines() if line and not line.startswith(prompt_starts)] == []
     assert "<script>" not in text.replace("`", "") or "`" in text
 
 
