@@ -346,13 +346,13 @@ async def test_other_records_are_found_in_a_large_checkpoint(app: App) -> None:
         messages = [one.content for one in await ctx.inbox()]
         await ctx.send(ctx.task_id, "more")
         restored = {} if ctx.resumption is None else ctx.resumption.restored
-        names = await ctx.resume_info().state()
+        completed = await ctx.resume_info().state()
         await ctx.step("part", save)
         return {
             "artifacts": [one.name for one in await ctx.artifacts.list()],
             "messages": messages,
             "records": restored.get("records"),
-            "names": names,
+            "names": [step.key for step in completed] if isinstance(completed, tuple) else None,
         }
 
     handle = await walk.enqueue()
@@ -362,7 +362,7 @@ async def test_other_records_are_found_in_a_large_checkpoint(app: App) -> None:
     assert found["artifacts"] == ["report"]
     assert found["messages"] == ["first"]
     assert found["records"] == 2 * PAGE + 5  # and an artifact with its link, an inbox, a message, progress
-    assert found["names"] == sorted(["page", *(f"page#{number}" for number in range(2, PAGE + 1))])
+    assert found["names"] == [f"page#{number}" for number in range(PAGE - 49, PAGE + 1)], "the latest ones"
     assert saved == [None, 1]
     events = await history(handle)
     assert [event.data["choice"] for event in events if event.type == "decided"] == [f"choice {n}" for n in range(PAGE)]

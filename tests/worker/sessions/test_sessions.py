@@ -222,7 +222,7 @@ async def test_a_failed_turn_stops_the_session_until_it_is_replayed(app: App) ->
         await replay_turn(app, failed)
         assert await failed.result(30) == "ada (none) said 1 things in 1 messages"
         note = await failed.notice()
-        assert note.startswith("(This work was interrupted, and resumed after a replay of its dead letter of ")
+        assert note.startswith("(This work failed at ")
         assert await waiting.result(30) == "ada (none) said 2 things in 3 messages"
 
 
