@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,9 +13,11 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import psutil
 import pytest
 from perdure import Producer, Settings, TaskHandle
 
+from tests.support.forking import ForkedProcess, fork
 from tests.support.paths import PROGRAMS
 from tests.support.workers import BOUND
 
@@ -35,14 +36,13 @@ class JournalLine:
 class WorkerProcess:
     """One worker process."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         self.process = process
         self.pid = process.pid
         self.worker_id = ""
 
     async def ready(self) -> WorkerProcess:
         """Wait until the worker has joined its queues."""
-        assert self.process.stdout is not None
         with anyio.fail_after(BOUND):
             line = await anyio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
         assert line, f"the worker exited with {self.process.wait(BOUND)} before it was ready"
@@ -52,9 +52,9 @@ class WorkerProcess:
     async def ended(self) -> int:
         """Wait until the process has exited; return the exit code."""
         with anyio.fail_after(BOUND):
-            while self.process.poll() is None:  # noqa: ASYNC110 - asyncio did not start this process
+            while (code := self.process.poll()) is None:  # noqa: ASYNC110 - asyncio did not start this process
                 await anyio.sleep(0.01)
-        return self.process.returncode
+        return code
 
     def kill(self) -> None:
         """Send SIGKILL and wait for the exit."""
@@ -67,7 +67,8 @@ class WorkerProcess:
     def freeze(self) -> None:
         """Send SIGSTOP and wait until the process is stopped."""
         self.process.send_signal(signal.SIGSTOP)
-        os.waitpid(self.pid, os.WUNTRACED)
+        while psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -76,8 +77,7 @@ class WorkerProcess:
         """Kill the process if it runs, and close its pipe."""
         if self.process.poll() is None:
             self.kill()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.process.stdout.close()
 
 
 @dataclass
@@ -105,13 +105,7 @@ class WorkerProcesses:
             "PERDURE_PARTITIONS": changed.partitions,
             **self.environment,
         }
-        process = subprocess.Popen(
-            [sys.executable, self.program, str(concurrency)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
+        process = fork(self.program, str(concurrency), environment=environment)
         self.processes.append(WorkerProcess(process))
         return self.processes[-1]
 
