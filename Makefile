@@ -158,7 +158,7 @@ model: install
 # REPLAY_SEED: chooses where processes are killed.
 replay: export REPLAY = all
 replay: install
-	$(PYTEST) --dist load tests/replay $(UNLIMITED)
+	$(PYTEST) --dist load --maxschedchunk 1 tests/replay $(UNLIMITED)
 
 # SEEDS: number of runs; SEED: the first one. One run: python -m tests.simulation --seed N
 simulate: SEEDS ?= 1000

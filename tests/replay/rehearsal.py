@@ -357,14 +357,12 @@ class Rehearsal:
                     stop = None
                 if self.handler.spawns:
                     self._expire_leases(client)
-                    Process(None).run(lambda: self.deliver(observer))
+                    Process(None).run(lambda: self.work(observer, deliver=True))
                 if not self._has_ended(client):
                     Process(None).run(lambda: self.end_wait(observer))
-            if self.handler.spawns:
-                Process(None).run(lambda: self.deliver(observer))
             if self.handler.enqueues:
                 self._expire_leases(client)
-                Process(None).run(lambda: self.work(observer))
+                Process(None).run(lambda: self.work(observer, deliver=self.handler.spawns))
             result, streams = self._stuck or self._result(client), self._streams(client)
         return Seen(result, self._effects(), self._runs(), writes, observer.calls, streams)
 
@@ -373,23 +371,21 @@ class Rehearsal:
         async with app:
             await app.producer.enqueue(task.name, self.handler.arguments, queue=self.name, task_id=self._task_id)
 
-    async def work(self, observer: Observer) -> None:
-        """Work until nothing is left to do at once."""
+    async def work(self, observer: Observer, *, deliver: bool = False) -> None:
+        """Work until nothing is left to do at once.
+
+        deliver: first do what a dead process has left of joins, as if time had passed.
+        """
         app, _ = self._app(observer)
         async with Worker(app, concurrency=4) as worker:
+            if deliver:
+                gateway, partition = app.producer.gateway, self._partition
+                for key in (partition.outbox, partition.joins):
+                    for member in await gateway.command("ZRANGE", key, 0, -1):
+                        await gateway.command("ZADD", key, "XX", 0, member)
+                await sweep_notices(gateway, partition, retention=3600.0)
             with _parking_soon():
                 await worker.run(burst=True)
-
-    async def deliver(self, observer: Observer) -> None:
-        """Do what a dead process has left of joins, as if time had passed, and work until nothing is left to do."""
-        app, _ = self._app(observer)
-        async with app:
-            gateway, partition = app.producer.gateway, self._partition
-            for key in (partition.outbox, partition.joins):
-                for member in await gateway.command("ZRANGE", key, 0, -1):
-                    await gateway.command("ZADD", key, "XX", 0, member)
-            await sweep_notices(gateway, partition, retention=3600.0)
-        await self.work(observer)
 
     async def end_wait(self, observer: Observer) -> None:
         """If the task waits, send it the next message, or wait until its time has passed."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from typing import Final
 
@@ -60,6 +61,12 @@ _KEPT: Final = 3600.0
 """TTL of a registration in seconds. After two intervals the worker is presumed dead; `worker health` still knows it."""
 
 
+@cache
+def _version() -> str:
+    """Return the installed version, which is in a file that takes a millisecond to parse."""
+    return version("perdure")
+
+
 def describe(
     worker_id: str, app: str, aliases: Collection[str], queues: tuple[str, ...], concurrency: int, settings: Settings
 ) -> WorkerInfo:
@@ -69,7 +76,7 @@ def describe(
         app=app,
         host=RUNTIME.host(),
         pid=RUNTIME.pid(),
-        version=version("perdure"),
+        version=_version(),
         queues=queues,
         concurrency=concurrency,
         in_flight=0,
