@@ -64,7 +64,7 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class KeyClaim:
     """A claim of a unique key, under which one task is stored.
 
     until: end of the claim, in milliseconds of Redis' clock. beside: partition of the task that this one replaces, None
@@ -121,7 +121,7 @@ class BatchEnqueuer:
 
         return await self._router.place(message.number, store, find if message.own_id else None)
 
-    async def claimed(self, message: TaskMessage, claim: Claim) -> Partition | None:
+    async def claimed(self, message: TaskMessage, claim: KeyClaim) -> Partition | None:
         """Store one task under a claim; return its partition, None if the claim has ended."""
         ended = False
 
@@ -346,7 +346,7 @@ class BatchEnqueuer:
             start = position + 1
         return answers if start == len(messages) else answers + await self._store(partition, messages[start:])
 
-    async def _store_one(self, partition: Partition, message: TaskMessage, claim: Claim | None = None) -> list[int]:
+    async def _store_one(self, partition: Partition, message: TaskMessage, claim: KeyClaim | None = None) -> list[int]:
         """Store a message with large arguments, or one under a claim: only in the partition of a request to cancel."""
         until: int | str = "" if claim is None else claim.until
         request = claim.request if claim is not None and claim.beside == partition else b""

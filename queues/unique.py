@@ -16,11 +16,13 @@ unique_enqueueing.py has the acts of a producer.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import orjson
+from pydantic_core import from_json
 
 from .defaults import MAX_SECONDS
 from .durations import Duration, to_seconds
@@ -162,9 +164,9 @@ class UniqueTask:
     def digest(self, queue: str, message: TaskMessage) -> str:
         """Return the digest of the key of a message that is not encrypted yet. Raises `InvalidUniqueKey`."""
         secrets = {path[0] for path in orjson.loads(message.envelope).get("secrets", ()) if path}
-        key = self.key(orjson.loads(message.arguments), secrets)
-        data = orjson.dumps([queue, self.task, key], option=orjson.OPT_SORT_KEYS)
-        return hashlib.blake2b(data, digest_size=16).hexdigest()
+        key = self.key(from_json(message.arguments), secrets)  # which keeps whole numbers of any size
+        data = json.dumps([queue, self.task, key], sort_keys=True)
+        return hashlib.blake2b(data.encode(), digest_size=16).hexdigest()
 
     def key(self, given: Mapping[str, Any], secrets: set[str]) -> Any:
         """Return what makes the key of arguments, as JSON data. secrets: names of those that hold secrets."""
@@ -203,13 +205,13 @@ def _items(found: object) -> Sequence[object]:
 def _canonical(value: Any) -> Any:
     """Return JSON data in which equal numbers are written alike."""
     if isinstance(value, float) and value.is_integer():
-        return int(value) if abs(value) < 2**53 else value
+        return int(value)
     if isinstance(value, dict):
         return {name: _canonical(item) for name, item in value.items()}
     return [_canonical(item) for item in value] if isinstance(value, list) else value
 
 
-class Place(NamedTuple):
+class KeyHolder(NamedTuple):
     """A task that has or had a key. partition: index of the partition where it is likely to be."""
 
     task_id: str
@@ -217,17 +219,17 @@ class Place(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """What a marker says. at: time of the claim, in milliseconds of Redis' clock; 0 for one that is not stored yet.
+    """Content of a marker. at: time of the claim, in milliseconds of Redis' clock; 0 for one that is not stored yet.
 
     holder: the task that has the key. during: its rule. stored: whether it is known to be stored. former: the task that
     it replaces. claim: a token, so that two claims of a task differ.
     """
 
     at: int
-    holder: Place
+    holder: KeyHolder
     during: UniqueState | float
     stored: bool = False
-    former: Place | None = None
+    former: KeyHolder | None = None
     claim: str = ""
 
     def encode(self) -> bytes:
@@ -264,8 +266,8 @@ def has_started(record: Record) -> bool:
     return bool(begun) or record.worker is not None or record.state in (State.RUNNING, State.WAITING)
 
 
-class Answer(NamedTuple):
-    """Answer of the script. taken: whether the marker is what the caller wanted. now: time of Redis, of the claim if it is
+class MarkerReply(NamedTuple):
+    """Reply of the script. taken: whether the marker is what the caller wanted. now: time of Redis, of the claim if it is
     taken. held: the marker, if it is another one; empty for none.
     """
 
@@ -276,10 +278,10 @@ class Answer(NamedTuple):
 
 async def write_marker(
     gateway: Gateway, place: MarkerKey, marker: bytes, read: bytes, kept_ms: int, *, since_read: bool = False
-) -> Answer:
+) -> MarkerReply:
     """Replace a marker that the caller has read; see claim_unique.lua. marker: encrypted, empty to remove it."""
     taken, *rest = await gateway.run(_CLAIM, [place.key], [marker, read, kept_ms, "1" if since_read else ""])
-    return Answer(bool(taken), *rest)
+    return MarkerReply(bool(taken), *rest)
 
 
 def encode_marker(gateway: Gateway, place: MarkerKey, marker: Marker) -> bytes:
@@ -295,8 +297,8 @@ def decode_marker(gateway: Gateway, place: MarkerKey, held: bytes) -> Marker | N
         task_id, partition, during, stored, former, former_partition, claim = fields
         if during not in get_args(UniqueState):
             during = float(during)
-        holder = Place(task_id, partition)
-        replaced = Place(former, former_partition) if former else None
+        holder = KeyHolder(task_id, partition)
+        replaced = KeyHolder(former, former_partition) if former else None
         if not all(is_task_id(one.task_id) and one.partition >= 0 for one in (holder, replaced or holder)):
             return None
         return Marker(int(at), holder, during, bool(stored), replaced, str(claim))

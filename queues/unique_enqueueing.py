@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from .enqueueing import BatchEnqueuer, Claim
+from .enqueueing import BatchEnqueuer, KeyClaim
 from .envelope import TaskMessage
 from .errors import QueueError, TaskNotFound, Unavailable, UnreadableRecord
 from .handle import CANCEL, Replacement, cancel_request, cancel_task
@@ -34,9 +34,9 @@ from .transport.gateway import Gateway
 from .unique import (
     CLAIM_MS,
     STORE_MS,
-    Answer,
+    KeyHolder,
     Marker,
-    Place,
+    MarkerReply,
     Unique,
     decode_marker,
     encode_marker,
@@ -55,7 +55,7 @@ _CONCURRENT: Final = 64
 """Keys of one call that are claimed at the same time."""
 
 
-class Stored(NamedTuple):
+class UniqueStored(NamedTuple):
     """A task that is stored. existed: whether it was there before."""
 
     task_id: str
@@ -90,13 +90,13 @@ class UniqueEnqueuer:
         self._delay = delay
         self._retention = retention
 
-    async def all(self, messages: Sequence[tuple[str, TaskMessage]]) -> list[Stored]:
+    async def all(self, messages: Sequence[tuple[str, TaskMessage]]) -> list[UniqueStored]:
         """Store messages with the digests of their keys: those of a key in order, and all if some have an ordering key."""
         groups: dict[str, list[int]] = {}
         ordered = any(_has_ordering_key(message) for _, message in messages)
         for number, (digest, _) in enumerate(messages):
             groups.setdefault("" if ordered else digest, []).append(number)
-        found: dict[int, Stored] = {}
+        found: dict[int, UniqueStored] = {}
         limit = asyncio.Semaphore(_CONCURRENT)
 
         async def store(numbers: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ class UniqueEnqueuer:
             await asyncio.gather(*storing, return_exceptions=True)
         return [found[number] for number in range(len(messages))]
 
-    async def one(self, digest: str, message: TaskMessage) -> Stored:
+    async def one(self, digest: str, message: TaskMessage) -> UniqueStored:
         """Store one message under the digest of its key, or find the task that has the key.
 
         Raises:
@@ -121,17 +121,17 @@ class UniqueEnqueuer:
         """
         if message.own_id and (known := await self._find(message.id)) is not None:
             self._enqueuer.note_known(known, message)
-            return Stored(message.id, known, True)
+            return UniqueStored(message.id, known, True)
         place, keyless = self._namespace.unique(digest), message.number is None
         message, index = await self._enqueuer.numbered(message)
-        own, former, waiting, ended = Place(message.id, index), None, _Waiting(), 0
+        own, former, waiting, ended = KeyHolder(message.id, index), None, _Waiting(), 0
         claim = await self._claim(place, own, None, b"")
         while True:
             if claim.answer.taken:
                 partition = await self._store(message, claim.answer.now, former, keyless=keyless)
                 if partition is not None:
-                    await self._confirm(place, claim, Place(message.id, partition.index), former)
-                    return Stored(message.id, partition, False)
+                    await self._confirm(place, claim, KeyHolder(message.id, partition.index), former)
+                    return UniqueStored(message.id, partition, False)
                 ended += 1
                 if ended == _CLAIMS:
                     raise QueueError(
@@ -146,15 +146,15 @@ class UniqueEnqueuer:
                 claim = await self._claim(place, own, None, b"")
                 continue
             if held.holds and self._rule.keep == "first":
-                return Stored(held.task.task_id, held.partition, True)
+                return UniqueStored(held.task.task_id, held.partition, True)
             former = held.task if held.holds else None
             claim = await self._claim(place, own, former, claim.answer.held)
 
-    async def _look(self, place: MarkerKey, own: str, answer: Answer, *, respect_claim: bool) -> _Held | None:
+    async def _look(self, place: MarkerKey, own: str, answer: MarkerReply, *, respect_claim: bool) -> _Held | None:
         """Return which task has a key, by its marker and the record of the task; None while that may still be stored."""
         marker = decode_marker(self._gateway, place, answer.held) if answer.held else None
         if marker is None:
-            return _Held(Place("", 0), self._namespace.partition(self._queue), holds=False)
+            return _Held(KeyHolder("", 0), self._namespace.partition(self._queue), holds=False)
         holder = marker.holder
         partition, record = await self._read(holder)
         # a claim for the id of this call has ended, or is that of a call before it
@@ -165,10 +165,10 @@ class UniqueEnqueuer:
             partition, record = await self._read(holder)
         elif marker.former is not None and record is not None:
             await self._cancel(marker.former, holder.task_id)  # the producer has died before
-        found = Place(holder.task_id, partition.index)
+        found = KeyHolder(holder.task_id, partition.index)
         return _Held(found, partition, holds=holds(self._rule, marker, record, answer.now))
 
-    async def _read(self, task: Place) -> tuple[Partition, Record | None]:
+    async def _read(self, task: KeyHolder) -> tuple[Partition, Record | None]:
         """Read the record of a task; None if it is not there, or damaged."""
         partition = self._namespace.partition(self._queue, task.partition)
         with suppress(UnreadableRecord):
@@ -181,7 +181,7 @@ class UniqueEnqueuer:
     async def _find(self, task_id: str) -> Partition | None:
         return await find_task(self._gateway, self._namespace, task_id, self._queue)
 
-    async def _claim(self, place: MarkerKey, own: Place, former: Place | None, read: bytes) -> _Claimed:
+    async def _claim(self, place: MarkerKey, own: KeyHolder, former: KeyHolder | None, read: bytes) -> _Claimed:
         """Claim a key for a task, if its marker is what the caller has read: the script compares it."""
         marker = Marker(0, own, self._rule.span, former=former, claim=RUNTIME.token(4))
         data = encode_marker(self._gateway, place, marker)
@@ -189,14 +189,14 @@ class UniqueEnqueuer:
         return _Claimed(answer, b"%d %b" % (answer.now, data))
 
     async def _store(
-        self, message: TaskMessage, claimed_at: int, former: Place | None, *, keyless: bool
+        self, message: TaskMessage, claimed_at: int, former: KeyHolder | None, *, keyless: bool
     ) -> Partition | None:
         """Store the task of a claim, and cancel the one that it replaces. None if the claim has ended."""
-        claim = Claim(claimed_at + STORE_MS)
+        claim = KeyClaim(claimed_at + STORE_MS)
         if former is not None and keyless:
             beside = self._namespace.partition(self._queue, former.partition)
             request = await cancel_request(self._gateway, beside, former.task_id, self._replacement(message.id))
-            claim = Claim(claimed_at + STORE_MS, beside, request)
+            claim = KeyClaim(claimed_at + STORE_MS, beside, request)
         partition = await self._enqueuer.claimed(message, claim)
         if partition is not None and former is not None:
             with suppress(Unavailable):  # the request does it, or the next producer of the key
@@ -205,7 +205,7 @@ class UniqueEnqueuer:
                     await self._gateway.command("ZREM", partition.due, claim.request)
         return partition
 
-    async def _cancel(self, former: Place, by: str) -> None:
+    async def _cancel(self, former: KeyHolder, by: str) -> None:
         """Cancel a task that another one has replaced. Idempotent."""
         partition = self._namespace.partition(self._queue, former.partition)
         replacement = self._replacement(by)
@@ -217,7 +217,7 @@ class UniqueEnqueuer:
     def _replacement(self, by: str) -> Replacement:
         return Replacement(by, unstarted=self._rule.during == "while_queued")
 
-    async def _confirm(self, place: MarkerKey, claim: _Claimed, own: Place, former: Place | None) -> None:
+    async def _confirm(self, place: MarkerKey, claim: _Claimed, own: KeyHolder, former: KeyHolder | None) -> None:
         """Note in the marker that the task is stored, and its place: where its record alone does not confirm the claim."""
         if former is None and isinstance(self._rule.during, str):
             return
@@ -232,14 +232,14 @@ class UniqueEnqueuer:
 class _Claimed(NamedTuple):
     """Outcome of a claim. raw: the marker as it is stored if the key was taken."""
 
-    answer: Answer
+    answer: MarkerReply
     raw: bytes
 
 
 class _Held(NamedTuple):
     """The task that a marker leads to. holds: whether it has the key."""
 
-    task: Place
+    task: KeyHolder
     partition: Partition
     holds: bool
 

@@ -22,8 +22,8 @@ from perdure.queues.transport.scripts import Script, queue_script
 from perdure.queues.unique import (
     CLAIM_MS,
     STORE_MS,
+    KeyHolder,
     Marker,
-    Place,
     UniqueTask,
     decode_marker,
     encode_marker,
@@ -58,11 +58,11 @@ async def marker_of(gateway: Gateway, namespace: Namespace, rule: Unique = LIVE)
 
 
 async def claim(
-    gateway: Gateway, namespace: Namespace, task_id: str, rule: Unique = LIVE, *, age: int = 0, former: Place | None = None
+    gateway: Gateway, namespace: Namespace, task_id: str, rule: Unique = LIVE, *, age: int = 0, former: KeyHolder | None = None
 ) -> None:
     """Leave the claim of a producer that has died before its task was stored. age: of the claim, in milliseconds."""
     place = namespace.unique(digest_of(rule))
-    data = encode_marker(gateway, place, Marker(0, Place(task_id, 0), rule.span, former=former, claim=task_id))
+    data = encode_marker(gateway, place, Marker(0, KeyHolder(task_id, 0), rule.span, former=former, claim=task_id))
     seconds, micros = await gateway.command("TIME", node_of=place.key)
     at = int(seconds) * 1000 + int(micros) // 1000 - age
     await gateway.command("SET", place.key, b"%d %b" % (at, data), "PX", 600_000)
@@ -455,7 +455,7 @@ async def test_a_producer_that_dies_before_it_stores_the_new_task_leaves_the_old
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     first = await pay(producer)
-    await claim(gateway, namespace, "theirs", age=2 * CLAIM_MS, former=Place(first.id, 0))
+    await claim(gateway, namespace, "theirs", age=2 * CLAIM_MS, former=KeyHolder(first.id, 0))
     assert (await pay(producer)).id == first.id
     last = Unique("while_running", by="order", keep="last")
     await pay(producer, rule=last)
@@ -467,7 +467,7 @@ async def test_a_producer_that_dies_after_it_stored_the_new_task_has_the_old_one
 ) -> None:
     """By the next producer of the key, whatever its rule is."""
     first = await pay(producer)
-    await claim(gateway, namespace, "theirs", age=2 * CLAIM_MS, former=Place(first.id, 0))
+    await claim(gateway, namespace, "theirs", age=2 * CLAIM_MS, former=KeyHolder(first.id, 0))
     await producer.enqueue("pay", {"order": 1}, queue="default", task_id="theirs")
     assert (await pay(producer)).id == "theirs"
     assert await first.status() is State.CANCELLED

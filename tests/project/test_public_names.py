@@ -82,6 +82,7 @@ NAMES = {
     "TaskNotFound",
     "TurnHandle",
     "Unavailable",
+    "Unique",
     "Worker",
     "WorkspaceError",
     "configure_logging",

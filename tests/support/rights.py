@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
-from perdure import App, Context, Producer, Settings, State, TaskHandle, Worker
+from perdure import App, Context, Producer, Settings, State, TaskHandle, Unique, Worker
 from perdure.queues import Namespace, Refused
 from perdure.queues.keys import SessionPartition
 from perdure.queues.transport.rights import ROLES
@@ -195,13 +195,19 @@ def _raw(*commands: tuple[str | int, ...]) -> Callable[[Stage, str], object]:
 
 
 def _enqueue(stage: Stage, role: str) -> None:
-    """Enqueue by name, typed, keyed, delayed and as a batch; through the API and the command line."""
+    """Enqueue by name, typed, keyed, delayed, unique and as a batch; through the API and the command line."""
 
     async def work(producer: Producer) -> None:
         by_name = await producer.enqueue("adds", {"number": 1})
         assert await by_name.result(BOUND) == 2
         keyed = await producer.enqueue("adds", {"number": 2}, queue="stage", key="k", delay=0.01)
         assert await keyed.result(BOUND) == 3
+        unique = Unique("while_queued", by="number", keep="last")
+        first, last = [await producer.enqueue("adds", {"number": 4}, delay=600, unique=unique) for _ in range(2)]
+        while (await first.status()) is not State.CANCELLED:  # noqa: ASYNC110 - a worker does it for a producer
+            await asyncio.sleep(0.02)
+        assert (await producer.enqueue("adds", {"number": 4}, unique=Unique(by="number"))).id == last.id
+        await last.cancel()
         many = await producer.enqueue_many("adds", [{"number": number} for number in range(3)])
         assert [await handle.result(BOUND) for handle in many] == [1, 2, 3]
 

@@ -50,7 +50,7 @@ class Producers:
             "PERDURE_REDIS_URL": self.settings.redis_url,
             "PERDURE_NAMESPACE": self.settings.namespace,
         }
-        command = [sys.executable, PROGRAMS / "producing.py", json.dumps(given)]
+        command = [sys.executable, str(PROGRAMS / "producing.py"), json.dumps(given)]
         self.running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
         return self.running[-1]
 

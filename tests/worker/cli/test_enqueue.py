@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import redis
-from perdure import App, Context, Settings
+from perdure import App, Context, Settings, Unique
 from perdure.queues.catalog import read_catalog
 from perdure.worker.cli.support.output import Bar
 
@@ -48,6 +49,98 @@ def test_the_id_is_on_stdout_and_the_message_on_stderr() -> None:
         "default",
         "queued",
     )
+
+
+@pytest.fixture
+async def unique_app(settings: Settings) -> AsyncIterator[App]:
+    """An app with unique tasks, whose worker has published them, and has gone."""
+    app = App("shop", settings=settings)
+
+    @app.task(unique=Unique("while_running", by="order"))
+    async def pay(ctx: Context, order: int, note: str = "") -> None: ...
+
+    @app.task(unique=Unique(by="order", quiet=600))
+    async def ship(ctx: Context, order: int) -> None: ...
+
+    @app.task(unique=Unique(by=lambda args: args["order"]))
+    async def greet(ctx: Context, order: int) -> None: ...
+
+    async def is_published() -> bool:
+        return bool((await read_catalog(app.producer.gateway, app.producer.namespace)).tasks)
+
+    async with app:
+        async with running_worker(app):
+            await wait_until(is_published, "the tasks are in the catalog")
+        yield app
+
+
+async def test_a_unique_task_is_one_from_the_command_line_and_from_python(unique_app: App) -> None:
+    first = await unique_app.tasks["pay"].enqueue(1, "from Python")
+
+    def commands() -> None:
+        answer = call("enqueue", "pay", "--args", '{"order": 1}')
+        assert (answer.code, answer.ids) == (0, [first.id])
+        assert f"task {first.id} exists already on queue shop, as the task of this unique key, and is queued" in answer.err
+        assert "nothing was enqueued" in answer.err
+        assert call("enqueue", "pay", "--args", '{"order": 1}', "--queue", "shop", "--json").json == {
+            "id": first.id,
+            "queue": "shop",
+            "existed": True,
+        }
+        other = call("enqueue", "pay", "--args", '{"order": 2}')
+        assert "enqueued pay on queue shop" in other.err
+        lines = [{"args": {"order": order}} for order in (1, 2, 3, 3)]
+        many = from_lines(*lines, args=("pay",))
+        assert many.ids[:2] == [first.id, *other.ids]
+        assert many.ids[2] == many.ids[3]
+        assert "tasks enqueued on" in many.err
+        assert ": 1; existed already: 3" in many.err
+        [published] = call("task", "catalog", "pay", "--json").json
+        assert published["unique"]["by"] == ["order"]
+
+    await anyio.to_thread.run_sync(commands)
+    assert (await unique_app.tasks["pay"].enqueue(3)).existed
+
+
+async def test_the_command_line_debounces(unique_app: App) -> None:
+    def commands() -> list[str]:
+        return [call("enqueue", "ship", "--args", '{"order": 1}').ids[0] for _ in range(2)]
+
+    first, second = await anyio.to_thread.run_sync(commands)
+    assert first != second
+    [earlier, later] = [await unique_app.producer.find(task_id) for task_id in (first, second)]
+    assert earlier is not None
+    assert later is not None
+    assert (await earlier.status(), await later.status()) == ("cancelled", "scheduled")
+    why = await anyio.to_thread.run_sync(call, "task", "why", first)
+    assert f"since task {second} of the same unique key replaced it" in why.out
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("pay", "--args", '{"order": [1]}', "--queue", "shop"), "order"),
+        (("greet", "--args", '{"order": 1}'), "unique by a function of app 'shop', which only that app can call"),
+        (("ship", "--args", '{"order": 1}', "--delay", "5"), "delay must not be given where its rule"),
+    ],
+)
+async def test_a_unique_task_that_cannot_be_enqueued_here_is_one_sentence(
+    unique_app: App, args: tuple[str, ...], problem: str
+) -> None:
+    answer = await anyio.to_thread.run_sync(call, "enqueue", *args)
+    assert answer.code in (1, 2)
+    assert problem in answer.err
+    assert answer.err.count("\n") == 1
+    lines = json.dumps({"args": json.loads(args[2])}).encode()
+    more = args[3:] if "--delay" in args else ()
+    many = await anyio.to_thread.run_sync(lambda: call("enqueue", args[0], "--file", "-", *more, stdin=lines))
+    assert many.code in (1, 2)
+    assert "nothing was sent" in many.err
+    assert queues_of(await anyio.to_thread.run_sync(queues)) == 0
+
+
+def queues_of(found: list[Any]) -> int:
+    return sum(queue["depth"] + queue["due"] for queue in found)
 
 
 def test_a_task_without_arguments() -> None:

@@ -164,6 +164,8 @@ async def test_defaults_and_equal_numbers_make_the_same_key(app: App) -> None:
     for call in (audit.enqueue("src", 3), audit.enqueue("src", 3.0, deep=True), audit.enqueue(root="src", depth=3.0)):
         assert (await call).id == first.id
     assert (await audit.enqueue("src", 3.5)).id != first.id
+    large = [await app.producer.enqueue("n", {"n": 2**70 + more}, queue="shop", unique=Unique()) for more in (0, 1, 0)]
+    assert [handle.existed for handle in large] == [False, False, True]
     assert (await audit.enqueue("src", deep=False)).id != first.id
 
 
