@@ -122,7 +122,9 @@ async def _measure(
     raw: bool,
     meanwhile: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    client = redis.asyncio.Redis.from_url(deployment.url, max_connections=len(handles) + 1, protocol=2)
+    # its default time-out would end a blocking read
+    options = {"max_connections": len(handles) + 1, "protocol": 2, "socket_timeout": None}
+    client = redis.asyncio.Redis.from_url(deployment.url, **options)
     partition = Partition(deployment.namespace, "bench", 0)
     if raw:
         reading = [
