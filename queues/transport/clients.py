@@ -220,9 +220,12 @@ _REMEDIES: Final = {
 
 _MAXMEMORY: Final = "it uses more than its maxmemory, and its maxmemory-policy forbids evictions"
 
-_TRANSIENT = ("MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis", "READONLY ", "UNBLOCKED ")
-"""Prefixes of transient refusals: memory or disk is full, a replica is missing, a foreign script is running, or another
-server has become the primary.
+_TRANSIENT = (
+    *("MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis", "READONLY ", "UNBLOCKED "),
+    "access a non local key",
+)
+"""Parts of transient refusals: memory or disk is full, a replica is missing, a foreign script is running, another
+server has become the primary, or a stream of a task has migrated to another node before its record (streams.lua).
 """
 
 

@@ -345,6 +345,33 @@ async def test_no_script_uses_a_key_that_it_has_deleted(
             await gateway.command("DEL", *partition.run_keys(task))
 
 
+async def test_an_outcome_waits_for_a_stream_that_migrates(
+    gateway: Gateway, partition: Partition, move: Migration
+) -> None:
+    """Only the record says which streams there are, so no node can know in advance that a script needs them."""
+    dead, record, parts = partition.dead, partition.record("x"), (partition.steps("x"), partition.log("x"))
+    stream, inbox = partition.stream("x", "output"), partition.inbox("x")
+    await gateway.command("XADD", dead, "1-1", "id", "x", "env", "{}")
+    await gateway.command("HSET", record, "state", "dead", "dead", "1-1", "streams", "output")
+    await gateway.command("ZADD", partition.timeline, 1, "x")
+    for key in (parts[0], inbox):
+        await gateway.command("HSET", key, "a", "b")
+    for key in (parts[1], stream):
+        await gateway.command("XADD", key, "1-0", "a", "b")
+    move.begin()
+    move.move(stream)
+    script = load_script(ROOT / "deadletter" / "lua" / "discard.lua")
+    keys = [dead, record, *parts, inbox, partition.timeline]
+    discarding = asyncio.create_task(gateway.run(script, keys, ["1-1", "x"]))
+    await asyncio.sleep(0.3)
+    assert not discarding.done()
+    assert await gateway.command("HGET", record, "state") == b"dead"
+    move.keys()
+    move.finish()
+    assert await bounded(discarding) == 1
+    assert await gateway.command("EXISTS", stream) == 0
+
+
 LATER = 9_000_000_000_000
 """A due time that does not come, in milliseconds."""
 
