@@ -18,7 +18,6 @@ from ..queues.handle import TaskHandle
 from ..queues.inbox import Sent
 from .durable.attempt_end import forget
 from .durable.continuation import Receiver, continue_as
-from .durable.emitting import emit
 from .durable.ended_task import EndedTask, read_ended_task
 from .durable.event_calls import log_once
 from .durable.joining import DEFAULT_LIMIT, Errors, Spawnable, as_completed, gather, join, spawn
@@ -37,6 +36,7 @@ from .durable.steps.current import (
     Durability,
     StepOptions,
     check_name,
+    emit,
     report_progress,
     step_here,
     step_timeout,
@@ -295,7 +295,7 @@ class Context(TaskInfo, StepCaller):
         """Emit an item into a stream of this task, for `handle.stream()` and `perdure task watch --stream`.
 
         An item is stored once, however often this task runs again. If a step is cut off or fails, and runs again, what
-        it had emitted is void, and readers are told so. Outside a step, the items of a stream are matched by their
+        it had emitted is void, and readers see a mark. Outside a step, the items of a stream are matched by their
         order: a resumed run skips those that are stored. Emit what differs from run to run inside a step.
 
         It returns before the item is stored, which is soon, and always before the outcome. In a step it is also

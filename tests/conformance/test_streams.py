@@ -103,7 +103,7 @@ async def test_an_item_whose_former_entries_are_lost_is_refused(
     assert await values_of(gateway, partition) == []
 
 
-async def test_a_keyed_item_is_stored_once_whoever_repeats_it(
+async def test_a_keyed_item_is_stored_once_in_all_runs(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await add_entries(gateway, delivery, "x", [keyed("a", b"1"), keyed("a", b"2"), keyed("b", b"3")])

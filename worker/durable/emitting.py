@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 from pydantic_core import PydanticSerializationError
@@ -50,10 +50,6 @@ from ...queues.wording import shortened
 from ..errors import StepDefinitionError
 from ..resume_warning import warn_once
 from .run import Run
-from .steps.current import CURRENT_STEP, Step, check_call, check_place
-
-_CALL: Final = "#emit"
-"""Name of the call in errors."""
 
 _BODY: Final = "#emitted:"
 """Part of the name of the note of a body: `SCOPE#emitted:STREAM`."""
@@ -119,11 +115,18 @@ class _Try:
     positions: dict[str, int] = field(default_factory=dict)
 
 
+class StepTry(Protocol):
+    """The running try of a step."""
+
+    key: str
+    attempt: int
+
+
 @dataclass(slots=True)
 class Part:
     """A plain step with retries within a step. unit: known once it has emitted."""
 
-    outer: Step
+    outer: StepTry
     name: str
     unit: str | None = None
     note: _Emitted = field(default_factory=_Emitted)
@@ -158,7 +161,7 @@ class _Body:
 
 
 class Emitter:
-    """What this run has emitted."""
+    """State of the streams into which this run has emitted."""
 
     __slots__ = ("bodies", "parts", "sizes", "tries")
 
@@ -177,14 +180,8 @@ class Emitter:
         return max(MIN_STREAM_ITEMS, min(STREAM_ITEMS, STREAM_BYTES * count // total))
 
 
-async def emit(run: Run, item: Any, to: str, key: str | None, *, step: Step | None = None) -> None:
-    """Emit an item into a stream of the task. See `Context.emit`. step: the running one if that is the caller."""
-    step = CURRENT_STEP.get() if step is None else step
-    if step is None:
-        await check_call(run, _CALL, own=True)
-    else:
-        check_place(run, _CALL, own=True, within=True)
-        await run.check_stopped()
+async def emit_item(run: Run, item: Any, to: str, key: str | None, step: StepTry | None) -> None:
+    """Emit an item into a stream of the task. See `Context.emit`. step: the running one; the call was checked."""
     known = run.history.streams
     if to not in known:
         _check_new(to, known)

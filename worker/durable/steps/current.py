@@ -17,6 +17,7 @@ from ....queues.durations import Duration, to_seconds
 from ....queues.envelope import check_size
 from ....queues.wording import shortened
 from ...errors import StepDefinitionError, StepOutsideTask
+from ..emitting import emit_item
 from ..handler_task import InFlight
 from ..journal.tool_notes import TOOLS, ToolCalls, encode_note, is_note
 from ..run import Run
@@ -122,8 +123,6 @@ class Step(InFlight):
 
         From a step in a thread: `anyio.from_thread.run(step.emit, item)`.
         """
-        from ..emitting import emit
-
         await emit(self._run, item, to, key, step=self)
 
     async def save(self, value: Any) -> None:
@@ -150,6 +149,21 @@ def store_calls(run: Run, calls: ToolCalls) -> Entry:
 
 
 _PLAIN = Codec(Any)
+
+
+async def emit(run: Run, item: Any, to: str, key: str | None, *, step: Step | None = None) -> None:
+    """Emit an item into a stream of the task. See `Context.emit`. step: the running one if that is the caller."""
+    step = CURRENT_STEP.get() if step is None else step
+    if step is None:
+        await check_call(run, _EMIT, own=True)
+    else:
+        check_place(run, _EMIT, own=True, within=True)
+        await run.check_stopped()
+    await emit_item(run, item, to, key, step)
+
+
+_EMIT: Final = "#emit"
+"""Name of the call in errors."""
 
 
 def current_step() -> Step:
