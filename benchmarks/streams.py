@@ -123,7 +123,7 @@ async def _measure(
     meanwhile: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     # its default time-out would end a blocking read
-    options = {"max_connections": len(handles) + 1, "protocol": 2, "socket_timeout": None}
+    options: Any = {"max_connections": len(handles) + 1, "protocol": 2, "socket_timeout": None}
     client = redis.asyncio.Redis.from_url(deployment.url, **options)
     partition = Partition(deployment.namespace, "bench", 0)
     if raw:

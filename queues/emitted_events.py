@@ -43,7 +43,7 @@ class MergedEvents:
     """
 
     def __init__(self, gateway: Gateway, partition: Partition, task_id: str, after: str) -> None:
-        """after: id of the event after which it starts. Raises `ValueError` if it is none."""
+        """after: id of the event after which it starts. Raises `ValueError` for any other text."""
         if (found := _ID.fullmatch(after)) is None:
             raise ValueError(f"after must be the id of an event, got {after!r}")
         name = "" if found[3] is None else check_stream(found[3])

@@ -122,7 +122,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """What a reader asks for.
+    """The checked arguments of a reader.
 
     after: the position after which it starts, None for the oldest item that is kept.
     last: at most so many of the items that are stored already, None for all. adapter: type of the values.
@@ -213,7 +213,7 @@ async def _start_of(handle: StreamedTask, query: StreamQuery) -> StreamedTask:
 
 
 async def _end(handle: StreamedTask, stream: str, cursor: str, record: Record | None) -> StreamItem:
-    """Return the end of a stream. record: of the task that has ended, None if there is none any more."""
+    """Return the end of a stream. record: of the task that has ended, None if it is gone."""
     end = partial(StreamItem, "end", cursor, stream=stream, task_id=handle.id)
     if record is not None and record.state is State.SUCCEEDED:
         at = record.finished_at or 0
@@ -479,7 +479,7 @@ class _Reader:
     """One reader of a tail.
 
     Attributes:
-        record: of the task, after the last item; None if there is none any more.
+        record: of the task, after the last item; None if it is gone.
     """
 
     def __init__(self, tail: StreamTail, query: StreamQuery, where: str, after: int | None, last: int | None) -> None:

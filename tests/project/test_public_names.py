@@ -73,6 +73,8 @@ NAMES = {
     "StepTimeout",
     "StillRunning",
     "Stop",
+    "StreamItem",
+    "StreamTrimmed",
     "SyncContext",
     "TaskCancelled",
     "TaskEnded",
