@@ -241,7 +241,7 @@ async def _reading(
 ) -> AsyncIterator[StreamTail]:
     """Join the tail of a stream for a block; the last reader closes it."""
     tails, key = notifications.tails, handle.partition.stream(handle.id, name)
-    if key not in tails:
+    if key not in tails or tails[key].ended:  # since then, the id may have been given to another task
         tails[key] = StreamTail(gateway, notifications, handle.partition, handle.id, name)
     tail: StreamTail = tails[key]
     tail.readers += 1
@@ -326,6 +326,11 @@ class StreamTail:
         self._following: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the task had ended at the last read of its state."""
+        return self._ended is True
 
     async def open(self) -> None:
         """Subscribe, unless another reader has. Retries until Redis is available."""

@@ -306,6 +306,23 @@ async def test_a_reader_that_leaves_disturbs_no_other(handle: TaskHandle[Any], w
     assert values(await bounded(staying)) == [1, 2]
 
 
+async def test_a_slow_reader_of_an_ended_task_shows_none_of_its_items_to_the_next_task_of_the_id(
+    app: App, handle: TaskHandle[Any], writer: StreamWriter
+) -> None:
+    await writer.emit("a", "b")
+    async with aclosing(handle.stream()) as slow, aclosing(handle.stream()) as fast:
+        assert (await bounded(anext(slow))).value == "a"
+        await handle.cancel()
+        assert [(await bounded(anext(fast))).kind for _ in range(3)] == ["item", "item", "end"]
+        await redis_command(app, "DEL", handle.partition.record(handle.id), writer.key)
+        again = await app.producer.enqueue("job", queue="work", task_id=handle.id)
+        following = StreamWriter(app.producer.gateway, again)
+        await following.emit("c")
+        assert [item.value for item in await take(again, 1)] == ["c"]
+        await again.cancel()
+        assert values(await read_all(again)) == ["c"]
+
+
 async def test_items_that_redis_has_lost_are_marked_and_read_again(
     app: App, handle: TaskHandle[Any], writer: StreamWriter
 ) -> None:
