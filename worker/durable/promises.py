@@ -101,7 +101,7 @@ def _saving(run: Run, promises: Sequence[OpenPromise]) -> list[Entry]:
 
 
 def made_promise(run: Run, to: object, what: object, due: object, by: object = ME) -> OpenPromise:
-    """Return a promise without secrets. Raises `StepDefinitionError` for what is none."""
+    """Return a promise without secrets. Raises `StepDefinitionError` if an argument is not valid."""
     to = to.id if isinstance(to, TaskHandle) else to
     for name, value in (("to", to), ("by", by)):
         if not isinstance(value, str) or not value.strip() or len(value) > _NAME:

@@ -44,11 +44,13 @@ _MESSAGE: Final = re.compile(rb"[0-9]{1,15} .*", re.DOTALL)
 _POSITION: Final = re.compile(rb"[0-9]{1,15} [!-~]{1,128}")
 _NUMBER: Final = re.compile(rb"[0-9]{1,15}")
 
+_NAMES: Final = re.compile(rb"[A-Za-z0-9._ -]{1,8400}")
+
 _INBOX: Final = (
     (re.compile(r"m:[0-9]{1,15}"), _MESSAGE),
     (re.compile(r"n:[0-9]{1,15}"), _POSITION),
     (re.compile(r"v:[A-Za-z0-9][A-Za-z0-9._-]{0,63}"), _MESSAGE),
-    (re.compile(r"values"), re.compile(rb"[A-Za-z0-9._ -]{1,8400}")),
+    (re.compile(r"values"), _NAMES),
     (re.compile(r"id:[!-~]{1,128}|[a-z]{1,32}"), _NUMBER),
 )
 """Fields of an inbox, and what they hold. Those with one word count something."""

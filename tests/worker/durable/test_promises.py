@@ -42,7 +42,7 @@ async def logged(handle: TaskHandle[Any], *types: str) -> list[Any]:
     return [(event.type, event.data) for event in await history(handle) if event.type in types]
 
 
-def told(handoff: Handoff | None) -> list[tuple[str, str, str]]:
+def promises_in(handoff: Handoff | None) -> list[tuple[str, str, str]]:
     return [] if handoff is None else [(one.by, one.to, one.what) for one in handoff.promises]
 
 
@@ -51,7 +51,7 @@ async def test_a_promise_is_recorded_once_and_kept(app: App, warnings_of: list[s
 
     @app.task(retry=AT_ONCE)
     async def job(ctx: Context) -> None:
-        runs.append(told(ctx.resumption.handoff if ctx.resumption else None))
+        runs.append(promises_in(ctx.resumption.handoff if ctx.resumption else None))
         await ctx.promise("ada", "send the list", NOON)
         await ctx.promise("bob", "call back")
         if len(runs) == 1:
@@ -190,7 +190,7 @@ async def test_promises_travel_with_a_successor_as_they_are(app: App, warnings_o
     @app.task(retry=AT_ONCE)
     async def second(ctx: Context) -> None:
         assert ctx.resumption is not None
-        seen.append(told(ctx.resumption.received))
+        seen.append(promises_in(ctx.resumption.received))
         for number in range(40):
             await ctx.keep("ada", f"{number} {long}")
         if len(seen) == 1:
