@@ -219,7 +219,7 @@ async def test_the_stored_plan_stays_small_and_has_no_secret(app: App) -> None:
     await work_off(app)
     await bounded(handle.result())
     plan = (await recorded_steps(app, handle))["s:#planned"]
-    assert len(plan) < 500_000
+    assert len(plan) < 300_000
     assert b"xopen" not in plan
     assert len(FunctionPlan.model_validate_json(plan).former) == MAX_STEPS
 

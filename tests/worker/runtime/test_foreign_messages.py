@@ -140,7 +140,7 @@ async def test_a_message_that_cannot_be_read_answers_nothing(app: App, log: list
             assert "cannot be read" in explained
         await handle.send("good", sender="ada")
         assert await bounded(handle.result()) == ["good"]
-    (line,) = [line for line in log if handle.id in line]
+    (line,) = [line for line in log if f"the inbox of task {handle.id}" in line]
     assert f"message {number}" in line
     assert f"task {handle.id}" in line
     assert await redis_command(app, "HEXISTS", handle.partition.inbox(handle.id), f"m:{number}")
@@ -199,7 +199,7 @@ async def test_a_forged_message_of_an_encrypted_task_names_its_sender(sealed: Ap
         assert found.sender == ("ada" if how == "plain" else "")
         await handle.send("good", sender="ada")
         assert await bounded(handle.result()) == ["good"]
-    (line,) = [line for line in log if handle.id in line]
+    (line,) = [line for line in log if f"the inbox of task {handle.id}" in line]
     assert f"message {number}{' from ' + repr('ada') if how == 'plain' else ''} in the inbox" in line
 
 
@@ -251,7 +251,7 @@ async def test_what_no_sender_wrote_is_ignored_and_reported(app: App, log: list[
         assert "100,150 fields" in (await handle.explain()).sentence
         await handle.send("good", sender="ada")
         assert await bounded(handle.result()) == ["good"]
-    (line,) = [line for line in log if handle.id in line]
+    (line,) = [line for line in log if f"the inbox of task {handle.id}" in line]
     assert "100,150 fields" in line
 
 
