@@ -93,7 +93,6 @@ class CatalogTask:
         if problems:
             raise CatalogError(f"task {self.name!r}: {listed(problems, 3, '; ')}")
 
-
     def unique_task(self, unique: Unique | Literal[False] | None = None) -> UniqueTask | None:
         """Return the rule for unique tasks of a call. unique: the caller's own rule, False for none.
 

@@ -788,7 +788,10 @@ async def _cancel(
     answer, wakes, envelope = b"changed", b"", b""
     while answer == b"changed":  # the task was replaced or replayed after it was read
         stored, (source, *found) = await gateway.pipeline(
-            [("HGET", namespace.config, "result_ttl"), ("HMGET", record, "handed_from", *_READ, "wakes", "waits", "env")]
+            [
+                ("HGET", namespace.config, "result_ttl"),
+                ("HMGET", record, "handed_from", *_READ, "wakes", "waits", "env"),
+            ]
         )
         *read, wakes, waits, envelope = (value or b"" for value in found)
         if life is not None and life != _life(*read):
@@ -838,9 +841,7 @@ async def cancel_request(
     return CANCEL_REQUEST + b" ".join((task_id.encode(), *_life(*read), *further))
 
 
-async def _request(
-    gateway: Gateway, partition: Partition, task_id: str, replacement: Replacement | None
-) -> State:
+async def _request(gateway: Gateway, partition: Partition, task_id: str, replacement: Replacement | None) -> State:
     """Request the cancellation of a task, and return the state that it has now. A request that is repeated is one."""
     record = await read_record(gateway, partition, task_id)
     if record is None:

@@ -397,7 +397,7 @@ class Namespace:
         return TokenKey(f"{{{self.name}:{place.queue}:{place.index}}}:token:{digest}", place, digest)
 
     def unique(self, digest: str) -> MarkerKey:
-        """Return the key of the marker of a unique key, of which it has the digest. No queue has the name of its place."""
+        """Return the key of a unique key's marker, by its digest. No queue has the name of its place."""
         place = Partition(self.name, "~unique", int(digest[:8], 16) % UNIQUE_PARTITIONS)
         return MarkerKey(f"{{{self.name}:{place.queue}:{place.index}}}:unique:{digest}", place, digest)
 

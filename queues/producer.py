@@ -302,7 +302,8 @@ class Producer:
         """Enqueue one encoded task. same: see `find_conflicts`. unique: its rule. Raises `TaskExists`."""
         if unique is not None:
             stored = self._unique([message], queue, delay, durability, unique, same)
-            return [self._handle(*one, decode) async for one in stored][0]
+            [handle] = [self._handle(*one, decode) async for one in stored]
+            return handle
         message = self._ready(message, queue)
         if durability is not None:
             message = message.placed_by_id()
@@ -338,8 +339,9 @@ class Producer:
     ) -> list[TaskHandle[R]]:
         """Enqueue encoded tasks in few round trips. All are checked before the first one is sent.
 
-        Each task is stored or not; the call is not a transaction. same: see `find_conflicts`. unique: their rule. Raises
-        `TaskExists` after the other tasks of the batch are stored.
+        Each task is stored or not; the call is not a transaction. same: see `find_conflicts`. unique: their rule.
+
+        Raises `TaskExists` after the other tasks of the batch are stored.
         """
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
         if unique is not None:

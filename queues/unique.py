@@ -6,9 +6,9 @@ A marker is one string key in a slot of its own, since the tasks of one key may 
     whether the task is known to be stored, id and index of the task that it replaces, and a token of the claim
 
 Its name is a digest of the task's queue, its name and the values of the key: the values themselves are in no key. The
-marker says only which task to look at. Whether that task still has the key follows from its record (`Marker.holds`), so a
-marker cannot leak: a task that has moved on has it no longer, whether or not anything removed the marker. A worker removes
-it with the end of the task, so that keys that occur once take no memory.
+marker says only which task to look at. Whether that task still has the key follows from its record (`holds`), so a
+marker cannot leak: a task that has moved on has it no longer, whether or not anything removed the marker. A worker
+removes it after the end of the task, so that keys that occur once take no memory.
 
 unique_enqueueing.py has the acts of a producer.
 """
@@ -65,12 +65,12 @@ class Unique:
     Args:
         during: `while_queued`: until a worker starts the task. `while_running`: until it has ended. Or seconds (a
             number or a timedelta) from the enqueueing on, whatever becomes of the task.
-        by: names of the arguments that make the key, whose values are texts, numbers, true, false or null; or a function
-            that gets all arguments by name, as JSON data, and returns such a value or a tuple of them. None: all
-            arguments.
+        by: names of the arguments that make the key, whose values are texts, numbers, true, false or null; or a
+            function that gets all arguments by name, as JSON data, and returns such a value or a tuple of them. None:
+            all arguments.
         keep: `first` keeps the task that is there. `last` stores the new one and cancels the other.
-        quiet: seconds without another enqueue after which the task may run, with the last arguments: a debounce. Implies
-            `while_queued` and `last`.
+        quiet: seconds without another enqueue after which the task may run, with the last arguments: a debounce.
+            Implies `while_queued` and `last`.
 
     Raises:
         ValueError, TypeError: an argument is not one of these.
@@ -148,7 +148,7 @@ class UniqueTask:
         return cls(rule, task, defaults if isinstance(defaults, dict) else {})
 
     def published(self) -> dict[str, Any]:
-        """Return the rule as JSON data, for the catalog of tasks. A function cannot be published: `function` is true."""
+        """Return the rule as JSON data, for the catalog of tasks. function: whether a function makes the key."""
         rule = self.rule
         shown = {"during": rule.during, "by": rule.names, "keep": rule.keep, "quiet": rule.quiet}
         return {**shown, "function": callable(rule.by), "defaults": dict(self.defaults)}
@@ -176,7 +176,9 @@ class UniqueTask:
             return ["by", *(self._scalar("what its function returns", value) for value in _items(found))]
         names = self.rule.names
         for name in secrets.intersection(arguments if names is None else names):
-            raise InvalidUniqueKey(f"task {self.task!r}: unique key {name!r} must not be a secret: name other arguments in by=")
+            raise InvalidUniqueKey(
+                f"task {self.task!r}: unique key {name!r} must not be a secret: name other arguments in by="
+            )
         if names is None:
             return _canonical(arguments)
         for name in names:
@@ -267,8 +269,10 @@ def has_started(record: Record) -> bool:
 
 
 class MarkerReply(NamedTuple):
-    """Reply of the script. taken: whether the marker is what the caller wanted. now: time of Redis, of the claim if it is
-    taken. held: the marker, if it is another one; empty for none.
+    """Reply of the script.
+
+    taken: whether the marker is what the caller wanted. now: time of Redis, of the claim if it is taken. held: the
+    marker, if it is another one; empty for none.
     """
 
     taken: bool

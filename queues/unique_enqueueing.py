@@ -1,12 +1,12 @@
 """Enqueueing of unique tasks: claim the key, store the task, cancel the task that it replaces.
 
-The marker of the key and the task are in different slots, so these are separate acts, and a producer may die between any
-two of them:
+The marker of the key and the task are in different slots, so these are separate acts, and a producer may die between
+any two of them:
 
 1. The claim: the marker names a task that is not stored yet. Others wait for that task, at most for `CLAIM_MS`.
 2. The task is stored, only while its producer has the claim (enqueue_one.lua): a producer that was stopped for longer
-   stores nothing, so that no two tasks follow from two claims. From now on the record confirms the claim; nothing else is
-   needed. If it replaces a task of the same partition, the same script adds the request to cancel that one.
+   stores nothing, so that no two tasks follow from two claims. From now on the record confirms the claim. If the task
+   replaces one of the same partition, the same script adds the request to cancel that one.
 3. The replaced task is cancelled, and the marker no longer names it. If a producer has died before, the next one of the
    key does that: or finds that the new task was never stored, and that the earlier one still has the key.
 
@@ -91,7 +91,7 @@ class UniqueEnqueuer:
         self._retention = retention
 
     async def all(self, messages: Sequence[tuple[str, TaskMessage]]) -> list[UniqueStored]:
-        """Store messages with the digests of their keys: those of a key in order, and all if some have an ordering key."""
+        """Store messages with the digests of their keys, those of a key in turn; all if some have an ordering key."""
         groups: dict[str, list[int]] = {}
         ordered = any(_has_ordering_key(message) for _, message in messages)
         for number, (digest, _) in enumerate(messages):
@@ -151,7 +151,7 @@ class UniqueEnqueuer:
             claim = await self._claim(place, own, former, claim.answer.held)
 
     async def _look(self, place: MarkerKey, own: str, answer: MarkerReply, *, respect_claim: bool) -> _Held | None:
-        """Return which task has a key, by its marker and the record of the task; None while that may still be stored."""
+        """Return which task has a key, by its marker and the task's record; None while the task may still be stored."""
         marker = decode_marker(self._gateway, place, answer.held) if answer.held else None
         if marker is None:
             return _Held(KeyHolder("", 0), self._namespace.partition(self._queue), holds=False)
@@ -218,15 +218,13 @@ class UniqueEnqueuer:
         return Replacement(by, unstarted=self._rule.during == "while_queued")
 
     async def _confirm(self, place: MarkerKey, claim: _Claimed, own: KeyHolder, former: KeyHolder | None) -> None:
-        """Note in the marker that the task is stored, and its place: where its record alone does not confirm the claim."""
+        """Note in the marker that the task is stored, and its place, if its record alone does not confirm the claim."""
         if former is None and isinstance(self._rule.during, str):
             return
         marker = Marker(0, own, self._rule.span, stored=True)
         data = encode_marker(self._gateway, place, marker)
         with suppress(Unavailable):  # until its record expires, that confirms the claim
-            await write_marker(
-                self._gateway, place, data, claim.raw, marker.kept_ms(self._delay), since_read=True
-            )
+            await write_marker(self._gateway, place, data, claim.raw, marker.kept_ms(self._delay), since_read=True)
 
 
 class _Claimed(NamedTuple):

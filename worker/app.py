@@ -282,8 +282,8 @@ class App:
                 from the first `ctx.tool` of a run on, and costs nothing without one; None for no checks.
             on_end: a clean-up task, which gets the id of this one. The act that ends this one enqueues it on the same
                 queue: with a result, as a dead letter, or cancelled, whether it was running or not.
-            unique: which tasks must not be there twice, see `Unique`. It does not apply to children and to the tasks of a
-                group.
+            unique: which tasks must not be there twice, see `Unique`. It does not apply to children and to the tasks of
+                a group.
         """
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)

@@ -141,14 +141,16 @@ class Arguments:
         for name in names or ():
             if name not in parameters:
                 known = ", ".join(parameters) or "none"
-                raise ValueError(f"unique key {name!r} must be an argument; there are {known}{nearest(name, parameters)}")
+                raise ValueError(
+                    f"unique key {name!r} must be an argument; there are {known}{nearest(name, parameters)}"
+                )
         if names is None and not callable(unique.by):
             if self.has_secrets:
                 raise ValueError("unique by all arguments must not have secrets among them; name the others in by=")
             if (unordered := self._unordered()) is not None:
                 raise ValueError(
-                    f"unique by all arguments must not have sets among them, whose order is open, got {unordered!r}; name "
-                    "the others in by="
+                    f"unique by all arguments must not have sets among them, whose order is open, got {unordered!r}; "
+                    "name the others in by="
                 )
         return UniqueTask(unique, self._name, self._defaults())
 

@@ -58,7 +58,13 @@ async def marker_of(gateway: Gateway, namespace: Namespace, rule: Unique = LIVE)
 
 
 async def claim(
-    gateway: Gateway, namespace: Namespace, task_id: str, rule: Unique = LIVE, *, age: int = 0, former: KeyHolder | None = None
+    gateway: Gateway,
+    namespace: Namespace,
+    task_id: str,
+    rule: Unique = LIVE,
+    *,
+    age: int = 0,
+    former: KeyHolder | None = None,
 ) -> None:
     """Leave the claim of a producer that has died before its task was stored. age: of the claim, in milliseconds."""
     place = namespace.unique(digest_of(rule))
@@ -71,7 +77,9 @@ async def claim(
 # one task of each key
 
 
-@pytest.mark.parametrize("rule", [WAITING, LIVE, Unique(60, by="order"), Unique()], ids=["queued", "running", "60 s", "all"])
+@pytest.mark.parametrize(
+    "rule", [WAITING, LIVE, Unique(60, by="order"), Unique()], ids=["queued", "running", "60 s", "all"]
+)
 async def test_many_producers_at_once_store_one_task(
     gateway: Gateway, partition: Partition, namespace: Namespace, producer: Producer, rule: Unique
 ) -> None:
@@ -206,7 +214,9 @@ async def test_a_marker_that_was_moved_to_another_key_names_no_task(
         await pay(producer, 1)
 
 
-@pytest.mark.parametrize("junk", [b"", b"x", b"1 {}", b"1 [1,2,3,4,5,6,7]", b'9 ["a b",0,"while_running",false,"",0,""]'])
+@pytest.mark.parametrize(
+    "junk", [b"", b"x", b"1 {}", b"1 [1,2,3,4,5,6,7]", b'9 ["a b",0,"while_running",false,"",0,""]']
+)
 async def test_what_another_program_wrote_holds_no_key(
     gateway: Gateway, namespace: Namespace, producer: Producer, junk: bytes
 ) -> None:
@@ -325,7 +335,13 @@ async def test_a_producer_that_was_stopped_for_longer_than_its_claim_stores_noth
 @pytest.mark.parametrize("script", ["claim_unique", "enqueue_one"])
 @pytest.mark.parametrize("rule", [LIVE, Unique(60, by="order")], ids=["running", "60 s"])
 async def test_a_producer_that_dies_after_an_act_leaves_at_most_one_task(
-    gateway: Gateway, partition: Partition, namespace: Namespace, producer: Producer, scripts: Scripts, script: str, rule: Unique
+    gateway: Gateway,
+    partition: Partition,
+    namespace: Namespace,
+    producer: Producer,
+    scripts: Scripts,
+    script: str,
+    rule: Unique,
 ) -> None:
     scripts.dies_after = script
     with pytest.raises(Killed):
@@ -549,7 +565,9 @@ async def test_the_script_compares_what_was_read(gateway: Gateway, namespace: Na
     assert (await write_marker(gateway, place, b"", b"", 0)).taken, "it is free already"
 
 
-async def test_a_task_with_large_arguments_is_unique(gateway: Gateway, producer: Producer, partition: Partition) -> None:
+async def test_a_task_with_large_arguments_is_unique(
+    gateway: Gateway, producer: Producer, partition: Partition
+) -> None:
     big = {"order": 1, "text": "x" * 1_200_000}
     handles = [await producer.enqueue("pay", big, queue="default", unique=LIVE) for _ in range(2)]
     assert handles[0].id == handles[1].id
@@ -569,7 +587,9 @@ async def test_many_tasks_in_one_call(gateway: Gateway, producer: Producer, part
     assert await gateway.command("XLEN", partition.ready) == 10, "nothing is half done"
 
 
-async def test_tasks_of_an_ordering_key_stay_in_order(gateway: Gateway, producer: Producer, partition: Partition) -> None:
+async def test_tasks_of_an_ordering_key_stay_in_order(
+    gateway: Gateway, producer: Producer, partition: Partition
+) -> None:
     handles = await producer.enqueue_many(
         "pay", [{"order": number} for number in range(30)], queue="default", unique=LIVE, key="k"
     )

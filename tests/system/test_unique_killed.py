@@ -26,7 +26,9 @@ from tests.support.workers import BOUND, running_worker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
-ACTS: Final = [f"{when} {script}" for script in ("claim_unique", "enqueue_one", "cancel") for when in ("before", "after")]
+ACTS: Final = [
+    f"{when} {script}" for script in ("claim_unique", "enqueue_one", "cancel") for when in ("before", "after")
+]
 """The scripts of a call, in order; `cancel` is that of a task that is replaced."""
 
 FIRST: Final = {"during": "while_running", "by": "order"}
@@ -127,9 +129,7 @@ async def test_a_producer_that_is_killed_at_any_act_leaves_one_task(place: Setti
         await empty(producer)
 
 
-async def test_producers_that_are_killed_at_random_leave_one_task_of_each_key(
-    place: Settings, tmp_path: Path
-) -> None:
+async def test_producers_that_are_killed_at_random_leave_one_task_of_each_key(place: Settings, tmp_path: Path) -> None:
     seed = time.time_ns()
     chance = random.Random(seed)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails

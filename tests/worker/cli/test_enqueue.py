@@ -80,7 +80,9 @@ async def test_a_unique_task_is_one_from_the_command_line_and_from_python(unique
     def commands() -> None:
         answer = call("enqueue", "pay", "--args", '{"order": 1}')
         assert (answer.code, answer.ids) == (0, [first.id])
-        assert f"task {first.id} exists already on queue shop, as the task of this unique key, and is queued" in answer.err
+        assert (
+            f"task {first.id} exists already on queue shop, as the task of this unique key, and is queued" in answer.err
+        )
         assert "nothing was enqueued" in answer.err
         assert call("enqueue", "pay", "--args", '{"order": 1}', "--queue", "shop", "--json").json == {
             "id": first.id,

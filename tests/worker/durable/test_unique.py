@@ -1,4 +1,4 @@
-"""Unique tasks of an app: declaration, calls from code, handlers and threads, and producers that know the catalog only."""
+"""Unique tasks of an app: declaration, calls from code, handlers and threads, and producers that know the catalog."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def test_a_task_takes_only_a_rule_that_fits_its_arguments() -> None:
 
     for unique, problem in (
         ("while_queued", r"task 'pay': unique must be a Unique, such as Unique\('while_running', by='order'\)"),
-        (Unique(by="oder"), "unique key 'oder' must be an argument; there are order, tags, token; did you mean 'order'?"),
+        (
+            Unique(by="oder"),
+            "unique key 'oder' must be an argument; there are order, tags, token; did you mean 'order'?",
+        ),
         (Unique(), "unique by all arguments must not have secrets among them; name the others in by="),
     ):
         with pytest.raises(TaskDefinitionError, match=problem.replace("?", r"\?")):
@@ -118,7 +121,7 @@ async def test_a_key_that_is_missing_or_no_scalar_is_one_sentence_and_nothing_is
         await pay.enqueue({"a": 1})
     with pytest.raises(InvalidUniqueKey, match="got list"):
         await pay.enqueue_many([{"order": 1}, {"order": [1]}])
-    with pytest.raises(InvalidUniqueKey, match="what its function returns must be a text.* got dict"):
+    with pytest.raises(InvalidUniqueKey, match=r"what its function returns must be a text.* got dict"):
         await ship.enqueue({"items": {}})
     with pytest.raises(InvalidUniqueKey, match="unique key 'token' must not be a secret"):
         await log_in.enqueue(SecretStr("x"))
@@ -164,7 +167,11 @@ async def test_defaults_and_equal_numbers_make_the_same_key(app: App) -> None:
     for call in (audit.enqueue("src", 3), audit.enqueue("src", 3.0, deep=True), audit.enqueue(root="src", depth=3.0)):
         assert (await call).id == first.id
     assert (await audit.enqueue("src", 3.5)).id != first.id
-    large = [await app.producer.enqueue("n", {"n": 2**70 + more}, queue="shop", unique=Unique()) for more in (0, 1, 0)]
+
+    @app.task(unique=Unique())
+    async def count(ctx: Context, n: int) -> None: ...
+
+    large = [await count.enqueue(2**70 + more) for more in (0, 1, 0)]
     assert [handle.existed for handle in large] == [False, False, True]
     assert (await audit.enqueue("src", deep=False)).id != first.id
 
