@@ -251,9 +251,9 @@ async def test_synchronous_calls_obey_the_rule(app: App) -> None:
         return order
 
     def call() -> list[tuple[str, bool]]:
-        handles = [pay.enqueue_sync(1), pay.enqueue_sync(1), *pay.enqueue_many_sync([{"order": 1}, {"order": 2}])]
-        handles.append(pay.options(unique=Unique("while_queued", by="order", keep="last")).enqueue_sync(2))
         with app.sync() as producer:
+            handles = [pay.enqueue_sync(1), pay.enqueue_sync(1), *pay.enqueue_many_sync([{"order": 1}, {"order": 2}])]
+            handles.append(pay.options(unique=Unique("while_queued", by="order", keep="last")).enqueue_sync(2))
             handles.append(producer.enqueue("pay", {"order": 1}, queue="shop", unique=BY_ORDER))
             handles += producer.enqueue_many("pay", [{"order": 1}], queue="shop", unique=BY_ORDER)
         return [(handle.id, handle.existed) for handle in handles]
