@@ -1,7 +1,7 @@
-"""What resumed functions and agents are told, and what their users are: each prompt, handoff and notice as a whole.
+"""Texts of resumed functions and agents: each prompt, handoff document and notice for the user as a whole.
 
-The texts come from real runs whose workers are killed or stopped. They were read and corrected by hand:
-`resumed_texts/NAME.md` has the prompt of the resumed run, the handoff document of the previous one, and the notice.
+The texts come from real runs whose workers are killed or stopped, and each was read as a whole. `resumed_texts/NAME.md`
+has the prompt of the resumed run, the handoff document of the previous one, and the notice.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def replay_when_dead(app: App, handle: TaskHandle[Any]) -> None:
     await replay(app.producer.gateway, await letter(), Replay())
 
 
-async def test_what_resumed_runs_and_their_users_are_told(settings: Settings, tmp_path: Path) -> None:
+async def test_the_texts_of_resumed_runs(settings: Settings, tmp_path: Path) -> None:
     settings = settings.model_copy(update={"lease": 1.0, "grace": 2.0})
     app = App("resuming", settings=settings)
     answers = app.agent(Answers, name="answers")
@@ -119,6 +119,7 @@ async def test_what_resumed_runs_and_their_users_are_told(settings: Settings, tm
                 await workers.line("stands", name)
             for name, step in LONG_STEPS.items():
                 await wait_until(partial(has_intent, app, handles[name], step), f"{name} notes its long step")
+            await wait_until(partial(is_waiting, handles["waited"]), "the function waits")
             first.kill()
             await handles["written-to"].send("use euros", sender="ben")
             await handles["written-to"].send({"rooms": 3}, sender="ada")
@@ -141,10 +142,10 @@ async def test_what_resumed_runs_and_their_users_are_told(settings: Settings, tm
         found: dict[str, str] = {}
         for name, handle in handles.items():
             successor = await handle.successor() or handle
-            told = (tmp_path / f"{successor.id}.md").read_text()
-            found[name] = normalized(f"{told}\n# Notice\n\n{await notice_of(successor)}\n")
-        told = (tmp_path / f"{turn.task_id}.md").read_text()
-        found["turn"] = normalized(f"{told}\n# Notice\n\n{await turn.notice()}\n\n# Answer\n\n{answer}\n")
+            texts = (tmp_path / f"{successor.id}.md").read_text()
+            found[name] = normalized(f"{texts}\n# Notice\n\n{await notice_of(successor)}\n")
+        texts = (tmp_path / f"{turn.task_id}.md").read_text()
+        found["turn"] = normalized(f"{texts}\n# Notice\n\n{await turn.notice()}\n\n# Answer\n\n{answer}\n")
     different = [name for name, text in found.items() if text != expected(name)]
     assert {name: found[name] for name in different} == {name: expected(name) for name in different}
     assert {path.stem for path in EXPECTED.glob("*.md")} == found.keys()

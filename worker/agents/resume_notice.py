@@ -59,7 +59,7 @@ async def notify_of_resume(
     *,
     parks: bool = False,
 ) -> None:
-    """Note what the user is told of a resume, and store what the agent says of it.
+    """Note the text for the user about a resume, and store what the agent says of it.
 
     The event `resumed`, which the run starts with, has the text for the user. Its note is stored if a later run may
     need it: in a turn of a session, or if the agent `parks`. What the agent says is a message, so recorded steps may be
@@ -91,7 +91,7 @@ async def notify_of_resume(
         else:
             gone += mark_changed()
     if agent.acknowledge_resume:
-        run.resume_from(resumption.model_copy(update={"told": note}))
+        run.resume_from(resumption.model_copy(update={"noted": note}))
     if (agent.acknowledge_resume and parks) or live.carried is not None:
         run.history.saved[NOTE] = note.encode("utf-8", "replace")
         gone.append(Entry(Kind.SAVED, NOTE, run.history.saved[NOTE]))
@@ -179,11 +179,11 @@ async def confirm_resume(
 
 
 def _follow_wait(agent: Agent[Any], live: LiveState[Any], asked_after: After | None) -> None:
-    """Let prompts say that the run follows a wait for a confirmation, and what the user was told before it."""
+    """Let prompts say that the run follows a wait for a confirmation, and which note the user has."""
     run = live.run
     if run.resumption is not None:
-        told = run.history.saved.get(NOTE, b"").decode() if agent.acknowledge_resume else ""
-        run.resume_from(run.resumption.model_copy(update={"asked_after": asked_after, "told": told}))
+        noted = run.history.saved.get(NOTE, b"").decode() if agent.acknowledge_resume else ""
+        run.resume_from(run.resumption.model_copy(update={"asked_after": asked_after, "noted": noted}))
 
 
 def _reason(live: LiveState[Any], closed: int) -> After | None:

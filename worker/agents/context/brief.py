@@ -304,8 +304,8 @@ def _former(state: AgentState, previous: Resumption) -> Iterable[str]:
         yield f"- it was waiting for {quoted_line(call.call)}"
     if left is not None and left.message and left is not previous.received:
         yield f"- its note: {quoted_line(left.message, 1000)}"
-    if previous.told:
-        yield f"- notice to the user: {quoted_line(previous.told, 1000)}"
+    if previous.noted:
+        yield f"- notice to the user: {quoted_line(previous.noted, 1000)}"
     known = [step.error for step in state.plan if step.error]
     for text in () if left is None else left.attention:
         if not any(error in text for error in known):

@@ -58,7 +58,7 @@ _SAID: Final = 20
 """Number of latest messages of the user that a draft contains."""
 
 CONFIRMATION: Final = "confirmation"
-"""What a task waits for that asks whether to continue."""
+"""Kind of the wait of a task that has asked whether to continue."""
 
 _FAILED: Final = ("attempt_failed", "buried")
 _LAST: Final = (*_FAILED, "step_completed", "tool_called", "finished")

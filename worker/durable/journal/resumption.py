@@ -44,7 +44,7 @@ _CUT_OFF: Final[Mapping[After, str]] = {
     "failure": ", which failed",
     "replay": ", which failed",
 }
-"""Ending of the sentence on the next step, if it had begun."""
+"""Ending of the sentence on the next step, if it had started."""
 
 _INVITATION: Final = "If anything here is wrong or has changed, please reply with a correction."
 
@@ -65,7 +65,7 @@ class Resumption(BaseModel):
         received: Handoff document of the task that this one continues, however long ago it was received.
         asked_after: Reason of the stop after which an agent asked whether to continue, if this run follows that wait.
         lost: Numbers of the first and the last event of an agent that its log has lost.
-        told: Note with which an agent's answer begins (`acknowledge_resume`): a model need not say it. Else empty.
+        noted: Note with which an agent's answer begins (`acknowledge_resume`): a model need not say it. Else empty.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -80,7 +80,7 @@ class Resumption(BaseModel):
     received: Handoff | None = None
     asked_after: After | None = None
     lost: tuple[int, int] | None = None
-    told: str = ""
+    noted: str = ""
 
     @property
     def interrupted(self) -> bool:
@@ -224,7 +224,7 @@ def _doubts(left: Handoff, *, private: bool) -> list[str]:
 def _following(left: Handoff, cut_off: str, *, private: bool) -> list[str]:
     """Return a sentence on the next step of the plan; none without a plan.
 
-    cut_off: Its ending if the step had begun.
+    cut_off: Its ending if the step had started.
     """
     if (step := left.next_step) is None:
         return ["Next: the end of the work."] if left.total and left.steps == left.total else []

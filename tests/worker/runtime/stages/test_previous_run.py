@@ -661,7 +661,7 @@ async def test_an_invalid_continuation_is_refused_before_a_write(app: App) -> No
     assert await recorded_steps(app, handle) == {}
 
 
-async def test_a_function_is_told_the_results_of_its_steps_and_the_messages(app: App) -> None:
+async def test_a_function_gets_the_results_of_its_steps_and_the_messages(app: App) -> None:
     """Also a failure that it has handled and a large result; secrets are masked, and no result is in the document."""
     texts: list[str] = []
 
@@ -696,7 +696,7 @@ async def test_a_function_is_told_the_results_of_its_steps_and_the_messages(app:
     assert "hunter2" not in text
 
 
-async def test_a_function_with_a_large_checkpoint_is_told_its_latest_steps(app: App) -> None:
+async def test_a_function_with_a_large_checkpoint_gets_its_latest_steps(app: App) -> None:
     texts: list[str] = []
 
     @app.task(retry=Retry(max_attempts=2, base=0.0))

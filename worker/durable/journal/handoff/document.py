@@ -201,7 +201,7 @@ class Handoff(_Part):
         steps: Number of recorded steps; with a plan, of its steps that are done.
         total: Number of steps of the plan, 0 without one.
         completed: Latest completed steps, in the order of their completion.
-        constraints: What the user has told an agent, word for word, besides the goal. A function has none.
+        constraints: What the user of an agent has said, word for word, besides the goal. A function has none.
         files: Files of the workspace that changed last.
         inbox: Messages that came meanwhile; a stored document has their number only.
         messages: Number of messages in the conversation of an agent.
@@ -279,7 +279,7 @@ class Handoff(_Part):
     def to_prompt(self) -> str:
         """Return the form for a model that continues the work: what is done and next, then sections that say something.
 
-        A successor is told what the former task has done; it begins with steps of its own.
+        A successor gets what the former task has done, and begins with steps of its own.
         """
         succeeds = self.why == "hand_off"
         parts = [_flat(self.summary)] if self.summary else []
