@@ -111,6 +111,8 @@ def make_app(settings: Settings) -> App:
         for number in range(_WALK):
             await ctx.step(f"step {number}", functools.partial(asyncio.sleep, 0.02))
             await ctx.progress(number, _WALK)
+            await ctx.emit(number)
+            await ctx.emit(number, to="keyed", key=f"{number % 3}")
         return _WALK
 
     app.agent(Talker)
