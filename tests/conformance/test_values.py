@@ -10,6 +10,7 @@ from perdure.queues.delivery.checkpoint import Entry, Kind, write_entries
 from perdure.queues.delivery.settlement import Counters, succeed
 from perdure.queues.derived_tasks import Successor, enqueue_successor
 from perdure.queues.envelope import Envelope
+from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import queue_script
 from perdure.queues.values import (
     MAX_VALUES,
@@ -39,7 +40,7 @@ async def values(gateway: Gateway, partition: Partition, task: str = "t") -> dic
 async def send_again(gateway: Gateway, partition: Partition, update_id: str, value: int) -> list[bytes]:
     """Send the bytes of an update, as a call that was repeated or comes late does."""
     keys = [partition.record("t"), partition.inbox("t")]
-    args = ["speed", encode_value("speed", value, ""), update_id, MAX_VALUES, ""]
+    args: list[Argument] = ["speed", encode_value("speed", value, ""), update_id, MAX_VALUES, ""]
     found: list[bytes] = await gateway.run(queue_script("update_value"), keys, args)
     return found
 

@@ -123,7 +123,7 @@ def promises_beside_a_wait(app: App, world: Journal) -> Task[Any, Any]:
     answers=[Reply("many", 3)],
     expects=[["ada", "the list", True], ["bob", "a call", False]],
 )
-def promises_of_an_agent(app: App, world: Journal) -> Task[Any, Any]:
+def promises_of_an_agent(app: App, world: Journal) -> Any:
     async def act(name: str) -> str:
         world.call(name)
         return name

@@ -201,7 +201,7 @@ async def test_promises_travel_with_a_successor_as_they_are(app: App, warnings_o
     async def first(ctx: Context) -> None:
         for number in range(40):
             await ctx.promise("ada", f"{number} {long}")
-        await ctx.open_wait("approval", who="bob", why="pay?")
+        _ = await ctx.open_wait("approval", who="bob", why="pay?")
         await ctx.continue_as(second)
 
     async with app:

@@ -167,7 +167,7 @@ async def test_tools_read_their_own_task_in_bounded_quoted_parts(app: App) -> No
     assert "the whale sleeps" in found["history"]
     assert "the log has no earlier ones" in found["history"]
     assert found["no-history"].startswith("No event matches.")
-    assert found["promises"].startswith("all 1 under 'promises' (characters 0 to 500 of 1,0")
+    assert found["promises"].startswith("all 1 under 'promises' (characters 0 to 500 of 1,1")
     assert "for the rest call search_history with offset 500" in found["promises"]
     assert '"what": "send 0123456789' in found["promises"]
     assert "was sent" not in found["promises"]
