@@ -11,7 +11,10 @@ import redis
 
 LIVE = {b"queued", b"scheduled"}
 
-_OF_A_TASK = re.compile(rb"(?P<tag>\{[^}]*:[^}]*\}):(?:record|steps|log|inbox|control):(?P<id>.*)")
+_OF_A_TASK = re.compile(
+    rb"(?P<tag>\{[^}]*:[^}]*\}):(?:(?:record|steps|log|inbox|control):(?P<id>.*)"
+    rb"|stream(?:-keys)?:(?P<emitter>.*):[^:]*)"
+)
 
 _OF_A_SESSION = re.compile(rb"(?P<tag>\{[^}]*:~sessions:\d+\}):(?:session|history):(?P<id>.*)")
 
@@ -43,11 +46,14 @@ def _keys(client: redis.Redis, namespace: str) -> list[bytes]:
 
 def _leaks(client: redis.Redis, keys: list[bytes]) -> list[str]:
     leaked: list[str] = []
+    bounded: list[bytes] = []
     timelines: list[bytes] = []
     tasks: dict[bytes, list[bytes]] = defaultdict(list)
     for key in keys:
         if found := _OF_A_TASK.fullmatch(key):
-            tasks[found["tag"] + b":record:" + found["id"]].append(key)
+            tasks[found["tag"] + b":record:" + (found["id"] or found["emitter"])].append(key)
+        elif b":~unique:" in key:
+            bounded.append(key)
         elif key.endswith(b":nudge") and client.execute_command("XLEN", key) > 16:
             leaked.append(f"{key.decode()} grows")
         elif found := _OF_A_SESSION.fullmatch(key):
@@ -62,10 +68,10 @@ def _leaks(client: redis.Redis, keys: list[bytes]) -> list[str]:
     ended = {part: record for record, parts in tasks.items() if states.get(record) not in LIVE for part in parts}
     settled = {record.partition(b"}")[0] for record, state in states.items() if state not in (None, *LIVE)}
     timelines = [key for key in timelines if key.partition(b"}")[0] in settled]
-    bounded = [*ended, *timelines]
+    bounded += [*ended, *timelines]
     for key, ttl in zip(bounded, _all(client, [("PTTL", key) for key in bounded]), strict=True):
         if ttl == -1:
-            state = f"state {states.get(ended[key])}" if key in ended else "outcomes give it a TTL"
+            state = f"state {states.get(ended[key])}" if key in ended else "its writers give it a TTL"
             leaked.append(f"{key.decode()} ({state})")
     return leaked
 
