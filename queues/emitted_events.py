@@ -98,7 +98,10 @@ def _placed(items: Sequence[StreamItem]) -> Iterator[tuple[_Place, TaskEvent]]:
     for item in items:
         at = max(at, item.at)
         data: dict[str, Any] = {"stream": item.stream, "cursor": item.cursor, "kind": item.kind}
-        data |= {"value": item.value} if item.kind == "item" else {"attempt": item.attempt, "reason": item.reason}
+        if item.kind == "cut_off":
+            data |= {"attempt": item.attempt, "reason": item.reason}
+        else:
+            data |= {"value": item.value}
         identity = f"{at}-{item.cursor}@{item.stream}"
         event = TaskEvent(identity, at, EMITTED, item.step, data, problem=item.problem, task_id=item.task_id)
         yield _Place(at, item.stream, int(item.cursor)), event

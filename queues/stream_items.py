@@ -12,7 +12,8 @@ Fields of an entry:
     y    try of the unit, over all runs of the task; 0 for the body of a function
     n    position within the unit and its try, from 1
     d    JSON, encrypted as `item_field(...)`
-    k    digest of the key, of a keyed item: it has neither y nor n, and an empty u
+    k    digest of the key, of a keyed item: it has neither y nor n, and an empty u. Of a notice, `resumed-N`: the
+         run that logged event N resumed the work, and d is the text of that event for the user
     cut  of a mark, which has no d: `1` voids the items of its unit with a try of at most y that are before it, `all`
          each item before it (a fresh replay). No mark voids keyed items
 """
@@ -42,6 +43,9 @@ STREAM_BYTES: Final = 16 * 1024 * 1024
 ITEM_BYTES: Final = 65_536
 """Bytes of JSON of an item."""
 
+_NOTICE: Final = "resumed-"
+"""Beginning of the keys of notices; the digests of other keys are hexadecimal."""
+
 CUT_UNIT: Final = b"1"
 CUT_ALL: Final = b"all"
 
@@ -66,6 +70,11 @@ class StoredItem(NamedTuple):
     data: bytes = b""
     key: str = ""
     cut: bytes = b""
+
+    @property
+    def is_notice(self) -> bool:
+        """Whether it tells the user that the work was resumed."""
+        return self.key.startswith(_NOTICE)
 
     def field(self, stream: str) -> str:
         """Return the kind as which the data of an item of this stream is encrypted."""
@@ -126,6 +135,11 @@ def item_field(stream: str, unit: str, attempt: int, position: int) -> str:
 def keyed_field(stream: str, key: str) -> str:
     """Return the kind as which a keyed item is encrypted. key: its digest."""
     return f"stream:{stream}:{key}"
+
+
+def notice_key(event: int) -> str:
+    """Return what the notice of a resume has as the digest of its key. event: number of the event `resumed`."""
+    return f"{_NOTICE}{event}"
 
 
 def item_place(stream: str, limit: int, unit: str, attempt: int, position: int) -> str:

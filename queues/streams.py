@@ -53,15 +53,16 @@ _CURSOR: Final = re.compile(r"([0-9]{1,15})(?:@(.+))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class StreamItem:
-    """An item of a stream, a mark that makes items void, or the end of the stream.
+    """An item of a stream, a mark that makes items void, a notice of a resume, or the end of the stream.
 
     Attributes:
-        kind: `item`; `cut_off`, a mark; or `end`, which is the last one.
+        kind: `item`; `cut_off`, a mark; `resumed`, a notice for the user that interrupted work is resumed; or `end`,
+            which is the last one.
         cursor: Position of the item. A reader that starts after it (`after=`) gets what follows.
         at: Time in milliseconds of Redis' clock since the epoch; 0 if it is not known.
         stream: Name of the stream.
         task_id: Task that emitted it, which may be a successor of the task that is read.
-        value: The item.
+        value: The item; of a notice, its text.
         step: Key of the step that emitted it, `""` for the body of a function; None for a keyed item.
         attempt: Number of the step's try that emitted it, over all runs. Of a mark: the last try that is void.
         state: Of the end: `succeeded`, `dead`, `cancelled`, or `expired` if the task has no record any more.
@@ -72,7 +73,7 @@ class StreamItem:
         problem: Why the value or the result cannot be read, None if it can.
     """
 
-    kind: Literal["item", "cut_off", "end"]
+    kind: Literal["item", "cut_off", "resumed", "end"]
     cursor: str
     at: int
     stream: str
@@ -105,6 +106,8 @@ class StreamItem:
         shown |= {"stream": self.stream, "task_id": self.task_id}
         if self.kind == "item":
             shown |= {"value": self.value, "step": self.step, "attempt": self.attempt}
+        elif self.kind == "resumed":
+            shown |= {"value": self.value}
         elif self.kind == "cut_off":
             shown |= {"step": self.step, "attempt": self.attempt, "reason": self.reason}
         else:
@@ -590,10 +593,11 @@ def _item(
     value = None
     if problem is None:
         try:
-            value = from_json(data) if adapter is None else adapter.validate_json(data)
+            value = from_json(data) if adapter is None or stored.is_notice else adapter.validate_json(data)
         except ValueError as error:
             problem = f"the value does not fit: {error}"
-    item = partial(StreamItem, "item", cursor, stored.at, name, task_id, value)
+    kind: Literal["item", "resumed"] = "resumed" if stored.is_notice else "item"
+    item = partial(StreamItem, kind, cursor, stored.at, name, task_id, value)
     return item(step=step, attempt=attempt, problem=problem)
 
 

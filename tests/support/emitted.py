@@ -22,9 +22,11 @@ class Item(NamedTuple):
 
 
 def visible(entries: Sequence[StoredItem]) -> list[StoredItem]:
-    """Return the items that a client shows which drops what a mark voids."""
+    """Return the items that a client shows which drops what a mark voids, and notices of a resume."""
     shown: list[StoredItem] = []
     for item in entries:
+        if item.is_notice:
+            continue
         if not item.cut:
             shown.append(item)
         elif item.cut == CUT_ALL:

@@ -44,6 +44,7 @@ from ...queues.stream_items import (
     key_digest,
     keyed_place,
     mark_place,
+    notice_key,
 )
 from ...queues.transport.large_results import scan_fields
 from ...queues.wording import shortened
@@ -383,6 +384,16 @@ def note_in(record: bytes) -> list[Any] | None:
     except ValueError:
         return None
     return _Emitted.of(found["e"]).data if isinstance(found, Mapping) and "e" in found else None
+
+
+# a resume
+
+
+def notices_of_resume(run: Run, event: int, text: str) -> list[Entry]:
+    """Return the entries that tell readers of the task's streams of a resume, to be put with its event."""
+    data = orjson.dumps(text)
+    key = notice_key(event)
+    return [Entry(Kind.EMITTED, keyed_place(stream, STREAM_ITEMS, key), data) for stream in run.history.streams]
 
 
 # the next attempt, which runs forgotten steps again

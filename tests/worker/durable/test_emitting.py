@@ -191,16 +191,36 @@ async def test_a_step_that_is_cut_off_voids_its_items(app: App) -> None:
     assert await bounded(running.result()) == "abc"
     assert await values_of(app, running, "tokens") == ["a", "b", "c"]
     entries = await entries_of(app, running, "tokens")
-    assert [(item.number, item.attempt, bool(item.cut)) for item in entries] == [
+    assert [(item.number, item.attempt, bool(item.cut)) for item in entries if not item.is_notice] == [
         (1, 1, False),
         (2, 1, False),
-        (3, 1, True),
-        (4, 2, False),
+        (4, 1, True),
         (5, 2, False),
         (6, 2, False),
+        (7, 2, False),
     ]
     assert await values_of(app, running) == ["begin"]
     assert not [name for name in await recorded_steps(app, running) if name == "e:ask"]
+
+
+async def test_readers_get_a_notice_for_the_user_when_a_run_resumes(app: App) -> None:
+    dies = Once()
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        await ctx.emit({"token": "a"}, to="tokens")
+        if dies:
+            await lose_worker(ctx)
+        await ctx.emit({"token": "b"}, to="tokens")
+
+    running = await work.enqueue()
+    await work_on(app, running)
+    _, notice, *_, end = items = [item async for item in running.stream("tokens", type=dict[str, str])]
+    assert [item.kind for item in items] == ["item", "resumed", "item", "end"]
+    (resumed,) = [event async for event in running.events(follow=False) if event.type == "resumed"]
+    assert notice.value == resumed.data["text"]
+    assert (notice.step, notice.problem, notice.summary()["value"]) == (None, None, notice.value)
+    assert end.state == "succeeded"
 
 
 async def test_a_handler_that_runs_again_continues_after_its_items(app: App) -> None:
@@ -223,7 +243,8 @@ async def test_a_handler_that_runs_again_continues_after_its_items(app: App) -> 
     running = await work.enqueue()
     await work_on(app, running)
     assert [item.value for item in await items_of(app, running)] == [0, 1, 2, "page", "end"]
-    assert [item.number for item in await items_of(app, running)] == [1, 2, 3, 4, 5]
+    assert [item.number for item in await items_of(app, running)] == [1, 2, 3, 4, 6]
+    assert (await entries_of(app, running))[4].is_notice
 
 
 async def test_branches_continue_each_their_own_scope(app: App) -> None:
@@ -335,7 +356,7 @@ async def test_the_next_attempt_of_a_task(app: App) -> None:
     running = await work.enqueue()
     await work_off(app)
     assert await values_of(app, running) == ["begin", "first", "second"]
-    assert len(await entries_of(app, running)) == 5
+    assert len([item for item in await entries_of(app, running) if not item.is_notice]) == 5
 
 
 async def test_items_of_a_failed_step_stay_if_the_handler_continues(app: App) -> None:
@@ -458,7 +479,7 @@ async def test_tries_of_a_plain_step_within_a_step(app: App) -> None:
     running = await work.enqueue()
     await work_on(app, running)
     assert await values_of(app, running) == ["outer", "a 3", "a end", "b 3", "b end"]
-    assert [item.number for item in await entries_of(app, running)] == [*range(1, 18)]
+    assert [item.number for item in await entries_of(app, running)] == [*range(1, 19)]
     assert not [name for name in await recorded_steps(app, running) if name.startswith("e:outer")]
 
 
@@ -583,7 +604,9 @@ async def test_a_fresh_replay_voids_all_items(app: App) -> None:
         (2, b""),
         (3, CUT_ALL),
         (4, b""),
+        (5, b""),
     ]
+    assert (await entries_of(app, running))[3].is_notice
 
 
 # limits

@@ -91,6 +91,8 @@ def _shown(item: StreamItem) -> Styled:
         return Styled(f"{place}  void: {void.get(item.reason or '', '')} ({item.reason})", "dim")
     if item.problem is not None:
         return Styled(f"{place}  (cannot be read: {item.problem})", "")
+    if item.kind == "resumed":
+        return Styled(f"{place}  resumed: {item.value}", "dim")
     value = item.value if isinstance(item.value, str) else orjson.dumps(item.value, default=str).decode()
     return Styled(f"{place}  {value!r}" if not value.isprintable() else f"{place}  {value}", "")
 

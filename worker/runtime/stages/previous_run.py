@@ -26,6 +26,7 @@ from ....queues.transport.gateway import Gateway
 from ....queues.transport.large_values import LargeValue
 from ....queues.transport.pipelining import Command
 from ...durable.continuation import HANDING
+from ...durable.emitting import notices_of_resume
 from ...durable.ended_task import ON_END
 from ...durable.joining import CHILDREN, SpawnedChildren
 from ...durable.journal.event import RECORDED
@@ -152,13 +153,14 @@ async def _log_resumed(run: Run, event: Resumed) -> None:
     some. If Redis is unavailable, the write may or may not have arrived: it is repeated under the same number.
     """
     entry = run.next_entry(event)
+    notices = notices_of_resume(run, run.events, event.text) if run.emits and event.text else []
     try:
-        if await run.recorder.put_or_drop(entry):
+        if await run.recorder.put_or_drop(entry, *notices):
             run.cancel(StopReason.CANCELLED)
     except ServerFull:
         run.withdraw(entry)
     except Unavailable:
-        await run.recorder.put(entry, wait=True)
+        await run.recorder.put(entry, *notices, wait=True)
 
 
 def _stopped(run: Run, received: Handoff | None, left: Handoff | None) -> tuple[StopReason, int | None] | None:
