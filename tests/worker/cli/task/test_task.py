@@ -115,6 +115,8 @@ ON_ONE_TASK = {
     "inbox": (),
     "answer": ("approval", "true"),
     "waiting": (),
+    "values": (),
+    "update": ("speed", "2"),
     "send": ("hello",),
     "correct": ("--continue",),
     "dismiss": ("1",),
