@@ -76,7 +76,7 @@ async def test_a_sleeping_task_takes_no_slot_and_no_message_wakes_it(app: App) -
         assert (explained.cause, explained.waits_for, explained.remedy) == ("time", "time", None)
         assert await bounded(handle.result()) >= 0.6
     assert len(runs) == 2
-    assert await types(handle) == ["waiting", "waited"]
+    assert await types(handle) == ["waiting", "waited", "left_unread"]
     waiting = (await history(handle))[0].data
     assert waiting["what"] == "time"
     assert abs(waiting["until"] / 1000 - time.time()) < 60
