@@ -72,8 +72,7 @@ function follow(turn) {                       // show a turn from its first word
   const events = new EventSource("/turns/" + turn)     // connects again by itself, with the last id that it has seen
   events.onmessage = event => {
     const item = JSON.parse(event.data)
-    if (item.kind === "item") shown.push(item)
-    else if (item.kind === "resumed") line.title = item.value
+    if (item.kind === "item") shown.push(item); else if (item.kind === "resumed") line.title = item.value
     else if (item.reason === "retried")
       shown = shown.filter(old => old.step !== item.step || old.attempt > item.attempt)
     else if (item.kind === "cut_off") { events.close(); line.remove(); follow(turn) }

@@ -394,7 +394,7 @@ class Page:
             self.shown.append(item)
         elif item["kind"] == "end":
             self.end = item
-        else:
+        elif item["kind"] == "cut_off":
             assert item["reason"] == "retried"
             self.shown = [
                 shown for shown in self.shown if shown["step"] != item["step"] or shown["attempt"] > item["attempt"]
