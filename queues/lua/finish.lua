@@ -52,6 +52,10 @@ if left and #KEYS - (known and 1 or 0) < 8 then
 end
 local early = kept and inbox_number(string.match(redis.call('HGET', KEYS[3], 'early') or '', '^(%d+) %d+$')) or 0
 local streams = about[2] and stream_keys(KEYS[2])
+for i = 8, left and 8 or 0 do
+  -- a log of another type ends the script here, before its first write
+  redis.call('XLEN', KEYS[i])
+end
 begin_outcome(KEYS[1], KEYS[2])
 local now = now_ms()
 register_retention(KEYS[5], ARGV[12], now)
@@ -82,7 +86,7 @@ for i = 7, #KEYS do
     enqueue_cleanup(KEYS[1], KEYS[6], KEYS[i], ARGV[13], ARGV[14], ARGV[15])
   else
     if left and i == 8 then
-      -- a log that another program has replaced must not end the script between its writes
+      -- a log without an id left must not end the script between its writes
       redis.pcall('XADD', KEYS[i], '*', 'type', 'left_unread', 'data', '{"count":' .. left .. '}')
     end
     redis.call('PEXPIRE', KEYS[i], ARGV[11])
