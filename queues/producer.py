@@ -48,7 +48,6 @@ from .transport.gateway import Gateway
 from .transport.replication import Replicated, Replication
 from .transport.server_check import ServerRequirements
 from .unique import Unique, UniqueTask, unique_task
-from .unique_enqueueing import UniqueEnqueuer
 
 if TYPE_CHECKING:
     from .waits import AnswerReceipt
@@ -409,6 +408,8 @@ class Producer:
         same: Callable[[bytes, bytes], bool] | None = None,
     ) -> AsyncGenerator[tuple[str, Partition, bool]]:
         """Store the messages of a unique task, or find those that have their keys; yield as `_stored` does."""
+        from .unique_enqueueing import UniqueEnqueuer
+
         seconds = unique.check_delay(seconds_until(delay, "delay") if delay else 0.0)
         enqueuer = self._enqueuer(queue, seconds, durability)
         ready: list[tuple[str, TaskMessage]] = []

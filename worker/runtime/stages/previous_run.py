@@ -31,7 +31,6 @@ from ...durable.ended_task import ON_END
 from ...durable.joining import CHILDREN, SpawnedChildren
 from ...durable.journal.event import RECORDED
 from ...durable.journal.failure_record import FailureRecord, is_failure, is_unhandled
-from ...durable.journal.function_plan import FunctionPlan
 from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, CompletedStep, Handoff, UnreadMessage, Why
 from ...durable.journal.resumption import Resumption
 from ...durable.journal.run_events import Resumed
@@ -250,8 +249,11 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
 async def _done_of_plan(gateway: Gateway, run: Run) -> set[str]:
     """Return the keys of the known records and of those of the plan, for a large checkpoint of a function."""
     history = run.history
-    plan = FunctionPlan.decode(history.saved.get(PLANNED))
-    if history.pages is None or plan is None:
+    if history.pages is None or PLANNED not in history.saved:
+        return set()
+    from ...durable.journal.function_plan import FunctionPlan
+
+    if (plan := FunctionPlan.decode(history.saved[PLANNED])) is None:
         return set()
     steps = run.delivery.partition.steps(run.id)
     names = plan.records()
