@@ -95,9 +95,7 @@ def test_a_task_is_enqueued_and_its_result_awaited_while_a_worker_of_the_same_ap
 
 def test_every_call_of_a_handle_has_a_synchronous_one() -> None:
     public = {name: call for name, call in vars(TaskHandle).items() if not name.startswith("_")}
-    asynchronous = {
-        name for name, call in public.items() if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
-    }
+    asynchronous = {name for name, call in public.items() if inspect.iscoroutinefunction(call)} | {"events", "stream"}
     assert {name for name in public if name.endswith("_sync")} == {f"{name}_sync" for name in asynchronous}
 
 
@@ -423,7 +421,7 @@ def test_an_app_that_is_open_on_another_loop_only_says_so(app: App) -> None:
 
 def test_a_synchronous_call_keeps_the_signature_and_the_documentation_of_its_asynchronous_one() -> None:
     for name, call in inspect.getmembers(TaskHandle, inspect.isfunction):
-        if name.endswith("_sync") and name != "events_sync":
+        if name.endswith("_sync") and name not in ("events_sync", "stream_sync"):
             asynchronous = getattr(TaskHandle, name.removesuffix("_sync"))
             assert inspect.signature(call) == inspect.signature(asynchronous)
             assert call.__doc__ == asynchronous.__doc__

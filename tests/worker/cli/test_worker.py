@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -383,12 +384,13 @@ force_exit(3, limit=0.05)
 
 
 def test_the_first_lines_show_that_no_redis_url_is_set(folder: Path) -> None:
+    data = os.environ["PERDURE_DATA_DIR"]
     (folder / "local.py").write_text(
         'from perdure import App, Context\napp = App("local")\n@app.task\nasync def idle(ctx: Context) -> None: ...\n'
     )
     answer = process("worker", "run", "local:app", "--no-supervisor", "--burst")
     started, *_ = answer.err.splitlines()
-    assert f"at embedded:{folder / 'data'} (only processes on this host share it; PERDURE_REDIS_URL names" in started
+    assert f"at embedded:{data} (only processes on this host share it; PERDURE_REDIS_URL names" in started
     assert "is used, because" not in answer.err
 
 
