@@ -467,7 +467,7 @@ class StreamTail:
 
     async def _load(self, after: int) -> _Page:
         changes, record_changes, ended = self.changes, self._record_changes, self._ended
-        read = ("XRANGE", self._key, f"{after}-1", "+", "COUNT", _PAGE)
+        read = ("XRANGE", self._key, entry_id(after + 1), "+", "COUNT", _PAGE)
         if ended is None:
             state, entries = await retry_while_unavailable(
                 lambda: self._gateway.pipeline([("HGET", self._record, "state"), read])

@@ -380,6 +380,18 @@ async def test_what_another_program_wrote_is_an_item_with_a_problem(
     assert found[1].summary()["problem"] == found[1].problem
 
 
+async def test_an_id_of_another_program_is_read_once(
+    app: App, handle: TaskHandle[Any], writer: StreamWriter
+) -> None:
+    await writer.emit("a")
+    await redis_command(app, "XADD", writer.key, "5-3", "foreign", "bytes")
+    await handle.cancel()
+    found = await read_all(handle)
+    assert [(item.kind, item.cursor) for item in found] == [("item", "1"), ("item", "5"), ("end", "5")]
+    events = [event async for event in handle.events(follow=False, include="emitted")]
+    assert [event.data["cursor"] for event in events] == ["1", "5"]
+
+
 async def test_blocking_reads_are_the_same(app: App, handle: TaskHandle[Any], writer: StreamWriter) -> None:
     await writer.emit(1, 2)
     await handle.cancel()
