@@ -2,18 +2,20 @@
 
 The order is that of the milliseconds of Redis' clock; within one, events of the log come first, then items by the name
 of their stream and their number. It is the same for each reader at any time: a read begins with TIME, and leaves what
-was stored since then to the next one, so that nothing which belongs before an event appears after it.
+was stored since then to the next one, so that nothing which belongs before an event appears after it. If Redis' clock
+was set back, an item has the time of the one before it in its stream, and a reader that follows gets it late, not never.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from .event_log import TaskEvent, opened_events
 from .keys import Partition
-from .stream_items import check_stream, stream_names
+from .stream_items import check_stream, entry_id, stream_names
 from .streams import StreamItem, opened_items
 from .transport.gateway import Gateway
 from .transport.scripts import milliseconds
@@ -23,6 +25,9 @@ EMITTED: Final = "emitted"
 
 _PAGE: Final = 50
 """Entries of each key that are read at once: each may be as large as the payload limit."""
+
+_SETTLING_MS: Final = 1000
+"""A time further ahead of Redis' clock than this is no present one: the clock was set back."""
 
 _ID: Final = re.compile(r"([0-9]{1,16})-([0-9]{1,20})(?:@(.+))?", re.DOTALL)
 
@@ -47,43 +52,49 @@ class MergedEvents:
         if (found := _ID.fullmatch(after)) is None:
             raise ValueError(f"after must be the id of an event, got {after!r}")
         name = "" if found[3] is None else check_stream(found[3])
-        self._after = _Place(int(found[1]), name, int(found[2]))
+        self._start = _Place(int(found[1]), name, int(found[2]))
         self._gateway, self._partition, self._task_id = gateway, partition, task_id
-        self._numbers: dict[str, int] = {}
+        self._log = f"{found[1]}-{2**64 - 1 if name else found[2]}"  # id of the last event of the log that was taken
+        self._last: dict[str, _Place] = {}  # places of the last items that were taken, by stream
         self.streams: frozenset[str] = frozenset()
 
     async def read(self) -> tuple[list[TaskEvent], bool]:
         """Return the next events, and whether there may be more that were stored before this call."""
-        record, after = self._partition.record(self._task_id), self._after
+        record = self._partition.record(self._task_id)
         names = stream_names(await self._gateway.command("HGET", record, "streams"))
         keys = [self._partition.stream(self._task_id, name) for name in names]
         self.streams = frozenset(keys)
-        start = f"({after.at}-{2**64 - 1 if after.stream else after.number}"
+        last = [self._last.get(name, _Place(0, name, 0)) for name in names]
         time, log, *streams = await self._gateway.pipeline(
             [
                 ("TIME",),
-                ("XRANGE", self._partition.log(self._task_id), start, "+", "COUNT", _PAGE),
+                ("XRANGE", self._partition.log(self._task_id), f"({self._log}", "+", "COUNT", _PAGE),
                 *(
-                    ("XRANGE", key, f"{self._numbers.get(name, 0)}-1", "+", "COUNT", _PAGE)
-                    for name, key in zip(names, keys, strict=True)
+                    ("XRANGE", key, entry_id(place.number + 1), "+", "COUNT", _PAGE)
+                    for place, key in zip(last, keys, strict=True)
                 ),
             ],
             node_of=record,
         )
         cipher = self._gateway.encryptor.of(self._partition, self._task_id)
         parts = [[(_log_place(event), event) for event in opened_events(log, self._task_id, cipher)]]
-        for name, entries in zip(names, streams, strict=True):
-            parts.append([*_placed(opened_items(entries, name, self._task_id, cipher))])
+        for place, entries in zip(last, streams, strict=True):
+            parts.append([*_placed(opened_items(entries, place.stream, self._task_id, cipher), place.at)])
         full = [part[-1][0] for part in parts if len(part) == _PAGE]
         now = milliseconds(time)
         taken, found = list[TaskEvent](), sorted((pair for part in parts for pair in part), key=lambda pair: pair[0])
         for place, event in found:
-            if place.at >= now or (full and place > min(full)):
+            if now <= place.at < now + _SETTLING_MS:
+                if not taken:
+                    await asyncio.sleep((place.at + 1 - now) / 1000)
+                return taken, True
+            if full and place > min(full):
                 return taken, True
             if place.stream:
-                self._numbers[place.stream] = place.number
-            if place > after:
-                self._after = place
+                self._last[place.stream] = place
+            else:
+                self._log = event.id
+            if place > self._start:
                 taken.append(event)
         return taken, bool(full)
 
@@ -92,9 +103,8 @@ def _log_place(event: TaskEvent) -> _Place:
     return _Place(event.at, "", int(event.id.partition("-")[2]))
 
 
-def _placed(items: Sequence[StreamItem]) -> Iterator[tuple[_Place, TaskEvent]]:
-    """Yield events of items with their places. If Redis' clock was set back, they keep the order of their numbers."""
-    at = 0
+def _placed(items: Sequence[StreamItem], at: int) -> Iterator[tuple[_Place, TaskEvent]]:
+    """Yield events of items with their places. at: time of the item before them, which none of them precedes."""
     for item in items:
         at = max(at, item.at)
         data: dict[str, Any] = {"stream": item.stream, "cursor": item.cursor, "kind": item.kind}

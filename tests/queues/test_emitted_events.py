@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -88,6 +89,30 @@ async def test_many_items_of_one_millisecond_are_read_in_pages(app: App) -> None
     found = await read_all(handle)
     assert shown(found) == [*range(333), "cut_off"]
     assert found[333].data["reason"] == "retried"
+
+
+async def test_no_item_is_lost_if_the_clock_was_set_back(app: App) -> None:
+    handle = await app.producer.enqueue("job", queue="work")
+    writer = StreamWriter(app.producer.gateway, handle, pace=-10)
+    await writer.emit(*range(60))
+    async with aclosing(handle.events(include="emitted")) as events:
+        found = [await bounded(anext(events)) for _ in range(60)]
+        for number in range(60, 63):
+            await writer.emit(number)
+            found.append(await bounded(anext(events)))
+    await handle.cancel()
+    assert shown(found) == [*range(63)]
+    stored = await read_all(handle, follow=False)
+    assert stored == found
+    assert await read_all(handle, follow=False, after=stored[55].id) == stored[56:]
+
+
+async def test_an_item_of_the_future_is_not_waited_for(app: App) -> None:
+    handle = await app.producer.enqueue("job", queue="work")
+    writer = StreamWriter(app.producer.gateway, handle, pace=10**12)
+    await writer.emit("ahead")
+    await handle.cancel()
+    assert shown(await read_all(handle)) == ["ahead"]
 
 
 @pytest.mark.parametrize(
