@@ -7,6 +7,7 @@ would interpret (see terminal.py). In JSON it is escaped as \\uXXXX, so that pro
 from __future__ import annotations
 
 import codecs
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +49,16 @@ _LARGEST_FLOAT: Final = 10**300
 
 def _json(data: Any, option: int = 0) -> str:
     """Return JSON in which characters that a terminal interprets are escaped."""
-    return clean_json(orjson.dumps(data, option=option).decode())
+    return clean_json(encode(data, option))
+
+
+def encode(data: Any, option: int = 0) -> str:
+    """Return any data that was read from JSON as JSON: orjson refuses integers of more than 64 bits."""
+    try:
+        return orjson.dumps(data, option=option).decode()
+    except orjson.JSONEncodeError:
+        indent = 2 if option & orjson.OPT_INDENT_2 else None
+        return json.dumps(data, ensure_ascii=False, indent=indent, separators=None if indent else (",", ":"))
 
 
 def note(message: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
-import orjson
 import typer
 
 from ....queues.envelope import shown_data
@@ -19,7 +18,7 @@ from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse
 from ..support.events_text import describe_event, progress_text
 from ..support.options import in_duration
-from ..support.output import AsJson, Styled, state_text, stdout, timestamp
+from ..support.output import AsJson, Styled, encode, state_text, stdout, timestamp
 from ..support.runner import Output, line
 from ..support.terminal import clean, clean_json
 
@@ -93,7 +92,7 @@ def _shown(item: StreamItem) -> Styled:
         return Styled(f"{place}  (cannot be read: {item.problem})", "")
     if item.kind == "resumed":
         return Styled(f"{place}  resumed: {item.value}", "dim")
-    value = item.value if isinstance(item.value, str) else orjson.dumps(item.value, default=str).decode()
+    value = item.value if isinstance(item.value, str) else encode(item.value)
     return Styled(f"{place}  {value!r}" if not value.isprintable() else f"{place}  {value}", "")
 
 

@@ -22,6 +22,7 @@ async def talk(ctx: Context, how: str) -> str:
         await current_step().emit("bye", to="tokens")
 
     await ctx.options(retry=Retry(max_attempts=2, base=0)).step("speak", speak)
+    await ctx.emit({"atoms": 10**30}, to="large")
     if how == "fail":
         raise ValueError("no voice")
     return how
@@ -76,6 +77,15 @@ def test_json_has_a_line_for_each_item_and_one_for_the_end(task: Any) -> None:
     answer = call("task", "watch", task("fail"), "--stream", "other", "--json")
     assert answer.code == 1
     assert [(line["kind"], line["error"]) for line in answer.lines] == [("end", "no voice")]
+
+
+def test_integers_of_any_size_are_shown(task: Any) -> None:
+    name = task("well")
+    answer = call("task", "watch", name, "--stream", "large")
+    assert (answer.code, answer.err) == (0, "")
+    assert f'#1  {{"atoms":{10**30}}}' in answer.out
+    answer = call("task", "watch", name, "--stream", "large", "--json")
+    assert f'"value":{{"atoms":{10**30}}}' in answer.out
 
 
 @pytest.mark.parametrize(
