@@ -75,6 +75,7 @@ function follow(turn) {                       // show a turn from its first word
     if (item.kind === "item") shown.push(item); else if (item.kind === "resumed") line.title = item.value
     else if (item.reason === "retried")
       shown = shown.filter(old => old.step !== item.step || old.attempt > item.attempt)
+    else if (item.reason === "replayed") shown = shown.filter(old => old.step === null)
     else if (item.kind === "cut_off") { events.close(); line.remove(); follow(turn) }
     else { events.close(); if (item.error) line.append(" " + item.error) ; return }
     line.textContent = shown.map(old => old.value).join("")
