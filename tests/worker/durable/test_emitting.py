@@ -644,6 +644,37 @@ async def test_what_cannot_be_emitted(case: tuple[str, Any, dict[str, Any], type
     assert ctx.emitted == []
 
 
+async def test_what_a_step_leaves_running_emits_no_more_after_its_record(app: App) -> None:
+    recorded, refused = asyncio.Event(), list[str]()
+    left: list[asyncio.Task[None]] = []
+
+    async def go_on() -> None:
+        await current_step().emit("within")
+        await recorded.wait()
+        with pytest.raises(StepOutsideTask) as caught:
+            await current_step().emit("after")
+        refused.append(str(caught.value))
+
+    async def ask() -> None:
+        left.append(asyncio.create_task(go_on()))
+        await asyncio.sleep(0)
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        await ctx.step("ask", ask)
+        recorded.set()
+        await bounded(left[0])
+
+    running = await work.enqueue()
+    await work_off(app)
+    assert await values_of(app, running) == ["within"]
+    assert refused == [
+        "ctx.emit was called by what step 'ask' had started, after the step was recorded: a step must await what emits"
+    ]
+    fields = await redis_command(app, "HKEYS", running.partition.steps(running.id))
+    assert fields == [b"d:ask"]
+
+
 async def test_a_task_has_at_most_16_streams() -> None:
     ctx = make_context()
     for number in range(16):
@@ -657,7 +688,7 @@ async def test_a_task_has_at_most_16_streams() -> None:
 async def test_items_are_refused_after_the_end() -> None:
     ctx = make_context()
     ctx._run.closed = True
-    with pytest.raises(StepOutsideTask):
+    with pytest.raises(StepOutsideTask, match=r"^ctx\.emit was called outside a running task"):
         await ctx.emit(1)
 
 

@@ -37,8 +37,8 @@ class Step(InFlight):
 
     note: entry which says that the call is in flight. noted: hash and text of the arguments of a step that stores
     this once it has been running for a while; None for any other. remembered: number of writes to the long-term memory
-    in this try. enqueued: number of equal calls that have enqueued tasks in this try, by their hash. records_nested:
-    whether steps within are recorded.
+    in this try. recorded: whether its result is put into the checkpoint. enqueued: number of equal calls that have
+    enqueued tasks in this try, by their hash. records_nested: whether steps within are recorded.
     """
 
     __slots__ = (
@@ -51,6 +51,7 @@ class Step(InFlight):
         "key",
         "note",
         "noted",
+        "recorded",
         "records_nested",
         "remembered",
         "scope",
@@ -79,6 +80,7 @@ class Step(InFlight):
         self.attempt = tries + 1
         self.note: Entry | None = None
         self.noted = noted
+        self.recorded = False
         self.remembered = 0
         self.enqueued: dict[str, int] | None = None
         self.records_nested = records_nested
@@ -159,6 +161,11 @@ async def emit(run: Run, item: Any, to: str, key: str | None, *, step: Step | No
     else:
         check_place(run, _EMIT, own=True, within=True)
         await run.check_stopped()
+        if step.recorded:
+            raise StepOutsideTask(
+                f"ctx.emit was called by what step {step.key!r} had started, after the step was recorded: "
+                "a step must await what emits"
+            )
     await emit_item(run, item, to, key, step)
 
 
@@ -230,22 +237,37 @@ def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False)
     here = CURRENT_RUN.get()
     if here is None or run.closed:
         raise StepOutsideTask(
-            f"step {name!r} was called outside a running task, where it cannot be recorded: call ctx.step only from "
-            "the handler that was given this ctx, while it runs"
+            f"{_called(name)} was called outside a running task, where it cannot be recorded: call "
+            f"{_call_of(name)} only from the handler that was given this ctx, while it runs"
         )
     if here is not run:
         raise StepOutsideTask(
-            f"step {name!r} was called with the ctx of task {run.id}, from within task {here.id}: "
+            f"{_called(name)} was called with the ctx of task {run.id}, from within task {here.id}: "
             "use the ctx that this handler was given"
         )
     if not within and (outer := CURRENT_STEP.get()) is not None:
         raise StepOutsideTask(
-            f"step {name!r} was called inside step {outer.key!r}: a step is recorded as a whole; "
+            f"{_called(name)} was called inside step {outer.key!r}: a step is recorded as a whole; "
             "call it as a plain function, or from the handler"
         )
     if not own:
         check_name("name", name)
 
+
+def _call_of(name: object) -> str:
+    """Return the method of the context that makes a call. The names of calls that are no steps begin with `#`."""
+    if not isinstance(name, str) or not name.startswith("#"):
+        return "ctx.step"
+    word = name[1:].partition(":")[0]
+    return f"ctx.{_CALLS.get(word, word)}"
+
+
+def _called(name: object) -> str:
+    call = _call_of(name)
+    return f"step {name!r}" if call == "ctx.step" else call
+
+
+_CALLS: Final = {"get": "values.get", "set": "values.set", "completed": "as_completed"}
 
 R = TypeVar("R")
 

@@ -409,7 +409,7 @@ async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options
 def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCall | None) -> tuple[Entry, ...]:
     """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`."""
     parts: list[Entry] = []
-    step.noted = None  # no intent follows the record
+    step.noted, step.recorded = None, True  # no intent follows the record, and no item
     if run.failures:
         run.failures.pop(step.key, None)
     if run.emits:
