@@ -6,12 +6,13 @@ write the task's record:
     v:NAME   number of the last change of the value, a space, JSON (or encrypted JSON, of the kind `value:NAME`)
     values   names of the values, in the order in which they were first set
     changed  number of the last change of any value
+    o:NAME   number of the last change of the value by a page
     updates  digests of the ids of the last 32 updates of pages, the latest first, with commas
 
 A number is the time of the change (ms of Redis' clock), or the number after the last one. Names are not encrypted.
 
 A page sets a value by `update_value.lua`, the run by an entry of `write_checkpoint.lua` (`Kind.VALUE`). The later
-change counts. The successor of a task begins with its values (`enqueue_successor.lua`), and gets those that were
+change counts: what the run sets is written up to a second later, with its age. The successor of a task begins with its values (`enqueue_successor.lua`), and gets those that were
 changed since.
 """
 

@@ -56,7 +56,7 @@ class Kind(StrEnum):
     WAIT_CLOSED = "answered"
     """A wait is closed: `step` is its id, `value` the digest of its answer's id, empty without an answer."""
     VALUE = "value"
-    """A named value of the task is set: `step` is its name."""
+    """A named value of the task is set: `step` is its name, `log` its age in milliseconds."""
     TRANSFERRED = "moved"
     """The task has a successor, which gets the messages from now on: `value` is its id."""
     EMITTED = "emitted"

@@ -17,7 +17,7 @@ end
 local foreign = math.max(0, redis.call('HLEN', KEYS[1]) - expected)
 if foreign > 0 and foreign <= 10000 then
   for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-    foreign = foreign - (string.find(name, '^[waecv]:') and 1 or 0)
+    foreign = foreign - (string.find(name, '^[waecvo]:') and 1 or 0)
   end
 end
 local page = {'', math.max(0, foreign)}

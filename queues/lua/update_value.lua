@@ -36,5 +36,6 @@ if not known[ARGV[1]] and #names >= tonumber(ARGV[4]) then
 end
 set_value(KEYS[2], KEYS[1], ARGV[1], ARGV[2], number)
 -- 32 digests of 24 characters, with commas
-redis.call('HSET', KEYS[2], 'updates', string.sub(ARGV[3] .. (digests == '' and '' or ',') .. digests, 1, 799))
+redis.call('HSET', KEYS[2], 'o:' .. ARGV[1], string.format('%.0f', value_number(KEYS[2], ARGV[1])),
+  'updates', string.sub(ARGV[3] .. (digests == '' and '' or ',') .. digests, 1, 799))
 return {'set', string.format('%.0f', value_number(KEYS[2], ARGV[1])), shown}

@@ -20,7 +20,8 @@
 --       the try, the position, the unit, or for a keyed item `key` and the digest in place of the last three; cut: a mark
 --       that voids items: the name of the stream, the try, the unit; emits: the note of what a unit has emitted, in place
 --       of the step key its field (an empty value deletes it);
---       value: set the named value of the task whose name is in place of the step key;
+--       value: set the named value of the task whose name is in place of the step key, with its age in milliseconds in
+--       place of the log data: nothing is set if the value was changed from outside since;
 --       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
 --       a later call refers to (an empty value deletes the chunk). The value of a drop has the digest and the number of the step's chunks, if it has any
 -- returns  0 refused, the lease has passed; -1 - N refused: entries before the first one are missing, N is the number of
@@ -172,7 +173,12 @@ for i = 6, #ARGV, 4 do
   elseif kind == 'answered' then
     close_wait(KEYS[5], KEYS[7], ARGV[i + 3], step, value)
   elseif kind == 'value' then
-    set_value(KEYS[5], KEYS[2], step, value, nil)
+    local now, age = now_ms(), tonumber(ARGV[i + 3])
+    local outside = inbox_number(redis.call('HGET', KEYS[5], 'o:' .. step))
+    -- a time ahead of the clock, which was set back, is no later change
+    if not age or outside <= now - age or outside > now then
+      set_value(KEYS[5], KEYS[2], step, value, nil)
+    end
   elseif kind == 'moved' then
     redis.call('HSET', KEYS[2], 'handed_to', value)
   elseif kind == 'intent' then

@@ -94,6 +94,22 @@ async def test_entries_of_a_run_that_come_again_replace_no_later_value(
     assert await values(gateway, partition) == {"speed": 2}
 
 
+async def test_a_value_that_a_run_writes_late_replaces_no_later_one(producer: Producer, partition: Partition) -> None:
+    gateway, inbox = producer.gateway, partition.inbox("t")
+    await producer.enqueue("t", task_id="t", queue="default")
+    delivery = await read_one(await worker(gateway, partition))
+    update = await update_value(gateway, partition, "t", "speed", 1)
+    await add_entries(gateway, delivery, "t", [entry("speed", 2)._replace(log=b"60000")])
+    assert await values(gateway, partition) == {"speed": 1}
+    assert await gateway.command("HGET", inbox, "o:speed") == b"%d" % update.number
+    await add_entries(gateway, delivery, "t", [entry("other", 2)._replace(log=b"60000")])
+    await add_entries(gateway, delivery, "t", [entry("other", 3)._replace(log=b"60000")])
+    assert await values(gateway, partition) == {"speed": 1, "other": 3}, "a run's own earlier write is replaced"
+    await gateway.command("HSET", inbox, "o:speed", update.number + 10**9)
+    await add_entries(gateway, delivery, "t", [entry("speed", 4)._replace(log=b"60000")])
+    assert await values(gateway, partition) == {"speed": 4, "other": 3}, "the clock was set back"
+
+
 async def test_an_ended_task_keeps_its_values_and_takes_no_more(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
     await producer.enqueue("t", task_id="t", queue="default")

@@ -1137,7 +1137,7 @@ class Ledger:
         if number is None and (found <= last or (found != last + 1 and found < self.held.now)):
             return [b"a number after the last one, or the time"]
         self._set_value(task, name, b"%d %b" % (found, value), b"%d" % max(found, last))
-        self.held.put(inbox, {"updates": b",".join([digest, *filter(None, known)])[:799]})
+        self.held.put(inbox, {f"o:{name}": b"%d" % found, "updates": b",".join([digest, *filter(None, known)])[:799]})
         return [b"set", b"%d" % found, shown]
 
     def _answered_update(
@@ -1183,7 +1183,7 @@ class Ledger:
         sent, used = (int(self.held.get(inbox, name) or 0) for name in ("sent", "used"))
         counts = ("sent", "used", "last", "bytes", "open", "early", "values", "changed", "updates")
         known = sum(self.held.get(inbox, name) is not None for name in counts)
-        known += sum(name[:2] in ("w:", "a:", "e:", "c:", "v:") for name in self.held.hashes.get(inbox, {}))
+        known += sum(name[:2] in ("w:", "a:", "e:", "c:", "v:", "o:") for name in self.held.hashes.get(inbox, {}))
         foreign = len(self.held.hashes.get(inbox, {})) - known - 2 * min(sent, most) - sent + used
         return [b"", max(0, foreign), *(part for pair in self._unused(inbox).items() for part in pair)]
 

@@ -86,8 +86,8 @@ class CheckpointWriter:
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._first: _Put = ()
         self._excuse = excuse
-        self._reported: dict[tuple[Kind, str], Entry] = {}
-        """The latest reports that wait for a write: progress, and values with their counts."""
+        self._reported: dict[tuple[Kind, str], tuple[Entry, float]] = {}
+        """The latest reports that wait for a write, and their times: progress, and values with their counts."""
         self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL if last else 0.0  # a resumed run first catches up
         self._progress_timer: asyncio.TimerHandle | None = None
         self._pending: deque[_Put] = deque()
@@ -124,8 +124,9 @@ class CheckpointWriter:
         A later entry of the same kind and name replaces one before that is written, however long Redis is unavailable.
         All that are reported are stored in one act.
         """
+        now = RUNTIME.monotonic()
         for entry in entries:
-            self._reported[entry.kind, entry.step] = entry
+            self._reported[entry.kind, entry.step] = entry, now
         if self._progress_timer is None:
             self._put_reported()
 
@@ -144,8 +145,9 @@ class CheckpointWriter:
         self._background = loop.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
 
     def _add_reported(self) -> None:
-        latest, self._reported = tuple(self._reported.values()), {}
-        self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL
+        now = RUNTIME.monotonic()
+        latest = tuple([_aged(entry, now - at) for entry, at in self._reported.values()])
+        self._reported, self._progress_due = {}, now + PROGRESS_INTERVAL
         self._add(latest if self._cipher is None else tuple([entry.encrypted(self._cipher) for entry in latest]))
 
     def _add(self, entries: _Put) -> None:
@@ -332,6 +334,11 @@ class CheckpointWriter:
         self._put_back(kept[first:], sum(map(_size, kept[first:])))
         self._written -= self._last - last
         self._last = last
+
+
+def _aged(entry: Entry, seconds: float) -> Entry:
+    """Return a report as it is stored after so many seconds: a value that a page has changed meanwhile stays."""
+    return entry._replace(log=b"%d" % (seconds * 1000)) if entry.kind is Kind.VALUE else entry
 
 
 def _size(entries: _Put) -> int:

@@ -175,7 +175,7 @@ async def _write_fields(gateway: Gateway, partition: Partition, task_id: str, ou
 async def _write_inbox(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> None:
     cipher = gateway.encryptor.of(partition, task_id)
     async for name, value in scan_fields(gateway, partition.inbox(task_id), "*"):
-        if is_wait_field(name) or name == "updates":
+        if is_wait_field(name) or name == "updates" or name.startswith("o:"):
             continue  # the run opens its waits again; answers that it has not used stay here
         data = value
         if name.startswith("v:"):

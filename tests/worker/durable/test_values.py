@@ -99,6 +99,29 @@ async def test_a_resumed_run_replaces_no_later_value_of_a_page(app: App) -> None
         assert await handle.values() == {"speed": "new"}
 
 
+async def test_a_value_that_is_written_late_replaces_no_later_one_of_a_page(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> Any:
+        for number in range(3):  # the last one waits for its write
+            await ctx.values.set("mode", number)
+            await ctx.step("between", str, number)
+            await ctx.values.set("mode", -number)
+        await asyncio.sleep(0.01)
+        await handle.update("mode", "of a page", by="ada")
+        await asyncio.sleep(0.01)
+        await ctx.values.set("other", 1)
+        await ctx.step("stored", str, 1)
+        seen = await ctx.values.get("mode")
+        await ctx.values.set("mode", "new")
+        return seen
+
+    async with app:
+        handle = await job.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == "of a page"
+        assert await handle.values() == {"mode": "new", "other": 1}
+
+
 async def test_of_many_changes_few_are_written_and_the_last_one_always(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
