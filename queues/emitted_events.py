@@ -3,7 +3,7 @@
 The order is that of the milliseconds of Redis' clock; within one, events of the log come first, then items by the name
 of their stream and their number. It is the same for each reader at any time: a read begins with TIME, and leaves what
 was stored since then to the next one, so that nothing which belongs before an event appears after it. If Redis' clock
-was set back, an item has the time of the one before it in its stream, and a reader that follows gets it late, not never.
+was set back, an item has the time of the one before it in its stream, and a reader that follows gets it late.
 """
 
 from __future__ import annotations

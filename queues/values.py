@@ -12,8 +12,8 @@ write the task's record:
 A number is the time of the change (ms of Redis' clock), or the number after the last one. Names are not encrypted.
 
 A page sets a value by `update_value.lua`, the run by an entry of `write_checkpoint.lua` (`Kind.VALUE`). The later
-change counts: what the run sets is written up to a second later, with its age. The successor of a task begins with its values (`enqueue_successor.lua`), and gets those that were
-changed since.
+change counts: what the run sets is written up to a second later, with its age. The successor of a task begins with its
+values (`enqueue_successor.lua`), and gets those that were changed since.
 """
 
 from __future__ import annotations

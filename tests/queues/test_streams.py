@@ -380,9 +380,7 @@ async def test_what_another_program_wrote_is_an_item_with_a_problem(
     assert found[1].summary()["problem"] == found[1].problem
 
 
-async def test_an_id_of_another_program_is_read_once(
-    app: App, handle: TaskHandle[Any], writer: StreamWriter
-) -> None:
+async def test_an_id_of_another_program_is_read_once(app: App, handle: TaskHandle[Any], writer: StreamWriter) -> None:
     await writer.emit("a")
     await redis_command(app, "XADD", writer.key, "5-3", "foreign", "bytes")
     await handle.cancel()
