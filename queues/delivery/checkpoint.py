@@ -205,6 +205,11 @@ class History:
         if self.pages is not None and steps:
             await self.pages.read_unfinished(steps)
 
+    async def read_records(self, steps: Sequence[str]) -> None:
+        """Read the records of a few steps, unless all are known. Raises `DecryptionError`."""
+        if self.pages is not None and steps:
+            await self.pages.read_records(steps)
+
     async def read_emitted(self, unit: str) -> bytes | None:
         """Return the note of what a unit has emitted; None without one. Raises `DecryptionError`."""
         if unit not in self.emitted and self.pages is not None:

@@ -125,6 +125,11 @@ class StepPages:
         """Read the intents and the saved progress of steps. Raises `DecryptionError`."""
         await retry_while_unavailable(partial(self._read_unfinished, steps), on_wait=self.on_wait)
 
+    async def read_records(self, steps: Sequence[str]) -> None:
+        """Read the records of a few steps, whichever page they are in. Raises `DecryptionError`."""
+        fields = [f"d:{step}" for step in steps]
+        await retry_while_unavailable(partial(self._read_fields, fields), on_wait=self.on_wait)
+
     async def read_all(self) -> None:
         """Read the remaining fields, and the records that were released. Raises `DecryptionError`.
 

@@ -243,7 +243,8 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
         at=at,
         in_flight=() if (step := history.crash.get("step")) is None else (str(step),),
     )
-    return handoff if history.pages is None or is_agent else handoff.model_copy(update={"steps": history.records})
+    counted = history.pages is None or is_agent or handoff.total > 0
+    return handoff if counted else handoff.model_copy(update={"steps": history.records})
 
 
 async def _done_of_plan(gateway: Gateway, run: Run) -> set[str]:
@@ -269,6 +270,8 @@ async def _completed(run: Run, handoff: Handoff) -> Handoff:
     An agent has both in its state.
     """
     completed: list[CompletedStep] = []
+    with suppress(DecryptionError, UnreadableCheckpoint):  # the handler raises it again
+        await run.history.read_records([step.key for step in handoff.completed if step.key not in run.history.done])
     for step in handoff.completed:
         record = run.history.done.get(step.key)
         if record is None or not is_unhandled(record):

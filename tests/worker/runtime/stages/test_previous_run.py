@@ -714,5 +714,31 @@ async def test_a_function_with_a_large_checkpoint_gets_its_latest_steps(app: App
     (text,) = texts
     assert "- 5" in text
     assert " earlier steps\n" in text
-    assert "- `step-599`" in text
+    assert [line for line in text.splitlines() if line.startswith("- `")] == [
+        f"- `step-{number}`: {number}" for number in range(550, 600)
+    ]
     assert "Continue after `step-599`. Do not repeat completed steps." in text
+
+
+async def test_a_large_checkpoint_counts_the_steps_of_the_plan(app: App) -> None:
+    texts: list[str] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        if ctx.resumption is not None:
+            texts.extend((ctx.resumption.text(), ctx.resumption.notice()))
+        await ctx.plan(["load", "pages", "send"])
+        await ctx.step("load", int)
+        with ctx.scope("pages"):
+            for number in range(600):
+                await ctx.step(f"page-{number}", int, number)
+        if ctx.attempt == 1:
+            raise ValueError("not today")
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    text, notice = texts
+    assert "Plan: 2 of 3 steps are done." in text
+    assert "Continue from step 3 of 3: `send`. Do not repeat completed steps." in text
+    assert "Restored: 2 of 3 steps. Next: step 3 of 3." in notice
