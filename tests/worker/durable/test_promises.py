@@ -101,6 +101,8 @@ async def test_a_promise_that_is_open_at_the_end_is_logged_warned_of_and_shown(
             assert [(one["to"], one["what"]) for one in found["promises"]] == [("ada", "send the list")]
             text = (await asyncio.to_thread(call, "task", "handoff", handle.id, "--json")).json
             assert [one["what"] for one in text["promises"]] == ["send the list"]
+            text = (await asyncio.to_thread(call, "task", "handoff", handle.id)).out
+            assert "- promised to ada (due 2030-01-02 12:00:00 UTC): send the list\n" in text
 
 
 async def test_a_cancelled_task_logs_its_promises(app: App, warnings_of: list[str]) -> None:
@@ -184,7 +186,9 @@ async def test_an_answer_is_owed_until_its_wait_has_ended(app: App) -> None:
         assert await logged(handle) == []
 
 
-async def test_promises_travel_with_a_successor_as_they_are(app: App, warnings_of: list[str]) -> None:
+async def test_promises_travel_with_a_successor_as_they_are(
+    app: App, warnings_of: list[str], environment: None
+) -> None:
     long, seen = "x" * 900, list[list[tuple[str, str, str]]]()
 
     @app.task(retry=AT_ONCE)
@@ -215,6 +219,8 @@ async def test_promises_travel_with_a_successor_as_they_are(app: App, warnings_o
         assert [one["what"] for one in left["promises"]] == ["pay?", "more"]
         tail = await read_log_tail(app.producer.gateway, following.partition, following.id)
         assert len(Handoff.from_json(following.id, tail.saved[RECEIVED]).promises) == 41
+        shown = [(await asyncio.to_thread(call, "task", "show", task.id, "--json")).json for task in (handle, following)]
+        assert [len(found["promises"]) for found in shown] == [0, 2]
     assert seen[0] == seen[1]
     assert seen[0][0] == ("me", "ada", f"0 {long}")
     assert not any(handle.id in line and "open promise" in line for line in warnings_of if following.id not in line)

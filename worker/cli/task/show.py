@@ -44,7 +44,8 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
     record, explained = (await mask_defined(producer))(await handle.record()), await handle.explain()
     links = await _links(producer.gateway, handle.partition, handle.id)
     findings = await _findings(producer.gateway, handle.partition, handle.id)
-    promises = await _promises(producer.gateway, handle.partition, handle.id)
+    handed = record.handed_to is not None  # then the successor has the promises
+    promises = () if handed else await _promises(producer.gateway, handle.partition, handle.id)
     plan = await _plan(producer.gateway, handle.partition, handle.id)
     since = ago(explained.now)
     error = record.error or {}

@@ -309,7 +309,7 @@ class Handoff(_Part):
         others = [
             ("Discovered", [_line(f"{found.fact}{_from(found.source)}") for found in self.discoveries]),
             ("Said by the user", [_line(text) for text in self.constraints]),
-            ("Promises", [_promise(promise) for promise in self.promises]),
+            ("Promises", [_promise(promise, "you" if brief else "") for promise in self.promises]),
             ("Open questions", [_line(f"{asked.text}{_to(asked.to)}") for asked in self.questions]),
             ("Changed files", [f"- {quoted_name(path)}" for path in self.files]),
         ]
@@ -473,10 +473,12 @@ def _message(message: UnreadMessage) -> str:
     )
 
 
-def _promise(promise: OpenPromise) -> str:
-    by, to = ("you" if name == "me" else _flat(name) for name in (promise.by, promise.to))
+def _promise(promise: OpenPromise, me: str) -> str:
+    """Return a promise as a line. me: what the task is called, empty to leave it out for readers other than the task."""
+    by, to = (me if name == "me" else name and _flat(name) for name in (promise.by, promise.to))
+    parties = f"{f' by {by}' if by else ''}{f' to {to}' if to else ''}"
     due = "" if promise.due is None else f" (due {shown_time(promise.due.timestamp() * 1000)})"
-    return f"- promised by {by}{f' to {to}' if promise.to else ''}{due}: {_flat(promise.what)}"
+    return f"- promised{parties}{due}: {_flat(promise.what)}"
 
 
 def _to(name: str) -> str:
