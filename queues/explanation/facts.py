@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ..catalog import Catalog, read_catalog
 from ..delivery.lost_tasks import Place, find_places
+from ..delivery.step_pages import MAX_COUNTED, recorded_steps
 from ..doubts import Doubt, read_doubts
 from ..errors import Refused
 from ..event_log import TaskEvent, opened_events
@@ -28,9 +29,6 @@ T = TypeVar("T")
 
 _EVENTS: Final = 30
 """Last events of the log that are read."""
-
-_COUNTED: Final = 5_000
-"""Fields of a checkpoint up to which its records are counted; above it, all fields count."""
 
 _LEASE: Final = 15.0
 """Lease of a worker that does not publish it."""
@@ -99,9 +97,9 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     )
     now = milliseconds(time)
     steps, doubtful = int(fields), record.reason == "in_doubt"
-    if 0 < steps <= _COUNTED:
+    if 0 < steps <= MAX_COUNTED:
         names = await gateway.command("HKEYS", partition.steps(task_id))
-        steps = sum(name.startswith(b"d:") and not name.startswith(b"d:#") for name in names)
+        steps = recorded_steps(names)
         doubtful = any(name.startswith(b"i:") for name in names)
     if record.state in (State.RUNNING, State.SUCCEEDED, State.CANCELLED):
         doubtful = False

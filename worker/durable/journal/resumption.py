@@ -176,7 +176,7 @@ class Resumption(BaseModel):
         left, found = self.handoff, list[str]()
         if left is not None and left.total:
             found.append(f"{left.steps} of {counted(left.total, 'step')}")
-        elif steps := self.restored.get("steps", 0) or self.restored.get("records", 0):
+        elif steps := self.restored.get("steps", 0) if left is None else left.steps:
             found.append(counted(steps, "completed step"))
         for kind in ("decisions", "discoveries", "messages"):
             if number := self.restored.get(kind, 0):

@@ -243,8 +243,9 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
         at=at,
         in_flight=() if (step := history.crash.get("step")) is None else (str(step),),
     )
-    counted = history.pages is None or is_agent or handoff.total > 0
-    return handoff if counted else handoff.model_copy(update={"steps": history.records})
+    if history.pages is None or is_agent or handoff.total:
+        return handoff
+    return handoff.model_copy(update={"steps": await history.pages.count_steps()})
 
 
 async def _done_of_plan(gateway: Gateway, run: Run) -> set[str]:

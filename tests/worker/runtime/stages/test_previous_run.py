@@ -702,7 +702,8 @@ async def test_a_function_with_a_large_checkpoint_gets_its_latest_steps(app: App
     @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def job(ctx: Context) -> None:
         if ctx.resumption is not None:
-            texts.append(ctx.resumption.text())
+            texts.extend((ctx.resumption.text(), ctx.resumption.notice()))
+        await ctx.decide("all of them", reasoning="there are few")
         for number in range(600):
             await ctx.step(f"step-{number}", int, number)
         if ctx.attempt == 1:
@@ -711,9 +712,9 @@ async def test_a_function_with_a_large_checkpoint_gets_its_latest_steps(app: App
     handle = await job.enqueue()
     await work_off(app)
     await bounded(handle.result())
-    (text,) = texts
-    assert "- 5" in text
-    assert " earlier steps\n" in text
+    text, notice = texts
+    assert "- 550 earlier steps\n" in text
+    assert "Restored: 600 completed steps." in notice
     assert [line for line in text.splitlines() if line.startswith("- `")] == [
         f"- `step-{number}`: {number}" for number in range(550, 600)
     ]
