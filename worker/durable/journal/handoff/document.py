@@ -474,7 +474,7 @@ def _message(message: UnreadMessage) -> str:
 
 
 def _promise(promise: OpenPromise, me: str) -> str:
-    """Return a promise as a line. me: what the task is called, empty to leave it out for readers other than the task."""
+    """Return a promise as a line. me: name of the task, empty to leave it out for other readers."""
     by, to = (me if name == "me" else name and _flat(name) for name in (promise.by, promise.to))
     parties = f"{f' by {by}' if by else ''}{f' to {to}' if to else ''}"
     due = "" if promise.due is None else f" (due {shown_time(promise.due.timestamp() * 1000)})"
