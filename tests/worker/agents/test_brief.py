@@ -120,7 +120,7 @@ def test_the_whole_brief_after_a_crash() -> None:
         "## Left by the former run\n"
         "- in doubt: `s4` started and has no result; look up `t1:s4` before you repeat it; an operator decides: "
         "perdure task resolve t1 s4 with --result JSON, --failed TEXT or --run-again\n"
-        "- it was waiting for read(page=4)\n"
+        "- was in flight: read(page=4); check whether it took effect first\n"
         "- its note: page 4 is torn\n"
         "- the last error: OSError: disk\n\n"
         "## Completed steps\n"

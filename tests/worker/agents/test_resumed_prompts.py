@@ -57,9 +57,9 @@ async def test_a_call_that_was_repeated_and_answered_is_in_doubt_no_more(app: Ap
         await work_off(app)
         await bounded(running.result())
         before, after = briefs
-        assert "it was waiting for fetch" in before
+        assert "was in flight: fetch" in before
         assert "after a crash" in after
-        assert "it was waiting for fetch" not in after
+        assert "was in flight: fetch" not in after
 
 
 async def test_a_replaced_step_and_the_reason_are_in_prompts_and_handoff(app: App) -> None:
@@ -135,3 +135,21 @@ async def test_the_notice_of_a_successor_says_that_the_work_was_handed_over(app:
         assert notice.startswith("This work was handed over at ")
         assert "shutdown" not in notice
         assert "Restored" not in notice
+
+
+async def test_the_prompt_of_a_function_with_a_plan_names_its_first_step(app: App) -> None:
+    briefs: list[str] = []
+
+    @app.task(retry=AT_ONCE)
+    async def offer(ctx: Context) -> None:
+        await ctx.plan([PlanStep(key="fetch", title="Fetch the prices"), "send"])
+        if ctx.attempt == 1:
+            raise ValueError("not today")
+        briefs.append(await brief_of(ctx, Work(goal="an offer")))
+
+    async with app:
+        handle = await offer.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+    assert "Continue from step 1 of 2: `fetch` Fetch the prices." in briefs[0]
+    assert "completed steps" not in briefs[0]

@@ -101,9 +101,9 @@ def _headline(state: AgentState, previous: Resumption | None) -> str:
 def _has_steps(state: AgentState, previous: Resumption) -> bool:
     """Return whether the steps of the previous run are those of a function, which are in no state."""
     left = previous.handoff
-    return (
-        left is not None and not state.plan and left.agent is None and bool(left.completed) and not previous.continues
-    )
+    if left is None or left.agent is not None or state.plan or previous.continues:
+        return False
+    return bool(left.completed or left.total)
 
 
 def _place(state: AgentState) -> str:
@@ -301,7 +301,7 @@ def _former(state: AgentState, previous: Resumption) -> Iterable[str]:
     """Yield what else the former run left, without what the state says."""
     left = previous.handoff
     for call in () if left is None else left.dependencies.in_flight:
-        yield f"- it was waiting for {quoted_line(call.call)}"
+        yield f"- was in flight: {quoted_line(call.call)}; check whether it took effect first"
     if left is not None and left.message and left is not previous.received:
         yield f"- its note: {quoted_line(left.message, 1000)}"
     if previous.noted:
