@@ -35,6 +35,9 @@ async def make_plan(run: Run, steps: Iterable[Any], why: str = "") -> list[str]:
     await check_call(run, _RECORD, own=True)
     if run.keys.within is not None:
         raise StepDefinitionError("ctx.plan is for functions: the plan of an agent is what its method plan returns")
+    given: object = why
+    if not isinstance(given, str):
+        raise StepDefinitionError(f"why of a plan must be a text, got {given!r}")
     scope = run.keys.scope
     planned = _planned(run, scope, steps)
     again = run.keys.is_given(f"{scope}{_RECORD}")

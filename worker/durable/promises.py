@@ -24,6 +24,7 @@ from ..errors import BadHandoff, StepDefinitionError
 from ..log import logger
 from .event_calls import log_once
 from .journal.handoff.document import RECEIVED, Handoff, OpenPromise
+from .journal.quoting import quoted_line
 from .journal.run_events import LeftPromises, Promised, PromiseKept
 from .run import Run, RunObserver
 
@@ -229,8 +230,9 @@ async def log_left_cancelled(run: Run) -> None:
 
 def promise_text(made: OpenPromise) -> str:
     """Return what is promised, by or to whom, and until when, as one line."""
-    text = made.what if made.by == ME else f"{made.by}: {made.what}"
-    text = f"{text} (to {made.to})" if made.to not in (ME, "") else text
+    text = quoted_line(made.what, _TEXT)
+    text = text if made.by == ME else f"{quoted_line(made.by)}: {text}"
+    text = f"{text} (to {quoted_line(made.to)})" if made.to not in (ME, "") else text
     return text if made.due is None else f"{text}, due {shown_time(made.due.timestamp() * 1000)}"
 
 

@@ -227,6 +227,7 @@ async def test_the_stored_plan_stays_small_and_has_no_secret(app: App) -> None:
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
+        (("a",), "why of a plan must be a text, got 3"),
         ("fetch", "plan must be a list of names or of PlanStep, got 'fetch'"),
         ([], "plan must have 1 to 1,000 steps, got 0"),
         (["a"] * 1001, "plan must have 1 to 1,000 steps, got 1,001"),
@@ -237,7 +238,7 @@ async def test_the_stored_plan_stays_small_and_has_no_secret(app: App) -> None:
 async def test_what_is_no_plan_is_refused_in_one_sentence(app: App, steps: Sequence[Any], problem: str) -> None:
     @app.task
     async def read(ctx: Context) -> None:
-        await ctx.plan(steps)
+        await ctx.plan(steps, why=3 if steps == ("a",) else "")  # type: ignore[arg-type]
 
     handle = await read.enqueue()
     await work_off(app)

@@ -105,6 +105,20 @@ async def test_a_promise_that_is_open_at_the_end_is_logged_warned_of_and_shown(
             assert "- promised to ada (due 2030-01-02 12:00:00 UTC): send the list\n" in text
 
 
+async def test_a_warning_of_promises_is_one_line(app: App, warnings_of: list[str]) -> None:
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.promise("ada\nbob", "send\n2030-01-02 | ERROR | the list\x1b[31m")
+
+    async with app:
+        handle = await job.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+    [line] = [line for line in warnings_of if "open promise" in line]
+    assert line.count("\n") == 1
+    assert "\x1b" not in line
+
+
 async def test_a_cancelled_task_logs_its_promises(app: App, warnings_of: list[str]) -> None:
     @app.task
     async def job(ctx: Context) -> None:
@@ -219,7 +233,9 @@ async def test_promises_travel_with_a_successor_as_they_are(
         assert [one["what"] for one in left["promises"]] == ["pay?", "more"]
         tail = await read_log_tail(app.producer.gateway, following.partition, following.id)
         assert len(Handoff.from_json(following.id, tail.saved[RECEIVED]).promises) == 41
-        shown = [(await asyncio.to_thread(call, "task", "show", task.id, "--json")).json for task in (handle, following)]
+        shown = [
+            (await asyncio.to_thread(call, "task", "show", task.id, "--json")).json for task in (handle, following)
+        ]
         assert [len(found["promises"]) for found in shown] == [0, 2]
     assert seen[0] == seen[1]
     assert seen[0][0] == ("me", "ada", f"0 {long}")
