@@ -105,18 +105,17 @@ async def test_a_promise_that_is_open_at_the_end_is_logged_warned_of_and_shown(
             assert "- promised to ada (due 2030-01-02 12:00:00 UTC): send the list\n" in text
 
 
-async def test_a_warning_of_promises_is_one_line(app: App, warnings_of: list[str]) -> None:
+async def test_a_promise_is_shown_in_one_line(app: App, environment: None) -> None:
     @app.task
     async def job(ctx: Context) -> None:
-        await ctx.promise("ada\nbob", "send\n2030-01-02 | ERROR | the list\x1b[31m")
+        await ctx.promise("ada\nbob", "send\nstate  dead")
 
     async with app:
         handle = await job.enqueue()
         await work_off(app)
         await bounded(handle.result())
-    [line] = [line for line in warnings_of if "open promise" in line]
-    assert line.count("\n") == 1
-    assert "\x1b" not in line
+        shown = (await asyncio.to_thread(call, "task", "show", handle.id)).out
+    assert "promises   send state dead (to ada bob)" in shown
 
 
 async def test_a_cancelled_task_logs_its_promises(app: App, warnings_of: list[str]) -> None:
