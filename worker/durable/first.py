@@ -18,6 +18,7 @@ from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import CURRENT_STEP, Durability, check_call, check_name
 from .steps.failures import drop_failures
+from .steps.tool_calls import close_calls
 from .waiting import BRANCH, Race, close_waits, match_wait, set_closer
 
 T = TypeVar("T")
@@ -112,6 +113,7 @@ class _Call:
         closing = await close_waits(run, scopes)
         for scope in scopes:
             closing.add(*drop_failures(run, scope))  # such as: a step was cut off
+        closing.add(*close_calls(run, tuple(scopes)))
         record = StepRecord(orjson.dumps(winner), self._digest, self._shown).encode()
         entry = Entry(Kind.DONE_WITH_EVENT, self.key, record)
         stored, replicated = durability != "async", durability == "replicated"

@@ -157,6 +157,32 @@ async def test_branches_are_cut_off_and_their_steps_are_not_recorded(app: App) -
     assert cut == ["step", "branch", "step", "branch"]
 
 
+async def test_calls_of_the_other_branches_are_in_flight_no_more(app: App) -> None:
+    """Neither a call of this run, nor one that an earlier run has left when its worker was lost."""
+    in_flight: list[Any] = []
+
+    @app.task(retry=Retry(max_attempts=3, base=0.0))
+    async def races(ctx: Context) -> None:
+        if (found := ctx.resumption) is not None and found.handoff is not None:
+            in_flight.append([call.key for call in found.handoff.dependencies.in_flight])
+        search = ctx.tool("search", anyio.sleep_forever)
+
+        async def quick() -> None:
+            await ctx.step("one", value, "one")
+            if found is None:
+                raise ValueError("once more")
+
+        await ctx.first(slow=search, quick=quick())
+        if ctx.attempt < 3:
+            raise ValueError("and again")
+
+    handle = await races.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert in_flight[-1] == []
+    assert not [key for key in await recorded_steps(app, handle) if key.startswith("i:")]
+
+
 async def test_recorded_steps_of_the_other_branches_are_no_orphans(app: App) -> None:
     runs: list[str] = []
 

@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 from ....queues.delivery.checkpoint import Entry, Kind
 from ..journal.event import Event
 from ..journal.run_events import ToolCalled
-from ..journal.tool_notes import TOOLS, ToolCalls, call_text, encode_note
+from ..journal.tool_notes import TOOLS, ToolCalls, call_text, encode_note, is_note
 from ..run import Run, RunObserver
 from .current import StepOptions, store_calls
 
@@ -133,6 +133,19 @@ def _shortened(arguments: dict[str, Any], size: int, most: int, run: Run) -> dic
 def close_call(run: Run, key: str) -> Entry:
     """Return the entry which says that a call which is no tool call is not in flight any more."""
     return store_calls(run, ToolCalls.decode(run.history.saved.get(TOOLS)).without_open(key))
+
+
+def close_calls(run: Run, scopes: tuple[str, ...]) -> list[Entry]:
+    """Return the entries which say that no call in scopes is in flight any more: their branches were cancelled."""
+    known = ToolCalls.decode(run.history.saved.get(TOOLS))
+    intents = run.history.intents
+    closed = [key for key in known.open if key.startswith(scopes) and (key not in intents or is_note(intents[key]))]
+    if not closed:
+        return []
+    for key in closed:
+        intents.pop(key, None)
+    left = known._replace(open=[key for key in known.open if key not in closed])
+    return [*(Entry(Kind.INTENT, key, b"") for key in closed), store_calls(run, left)]
 
 
 def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
