@@ -32,6 +32,7 @@ from .errors import (
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
+    Unavailable,
 )
 from .keys import Partition
 from .pubsub import LOST, TaskNotifications
@@ -304,7 +305,8 @@ class StreamTail:
     Attributes:
         readers: number of the readers.
         changes: notifications so far.
-        losses: numbers after which Redis had lost the items, in the order in which that was noticed.
+        losses: how often it was noticed that Redis had lost the end of the stream. Others may have the numbers of the
+            lost items, so it is not known how many they are: readers begin again.
     """
 
     def __init__(
@@ -313,7 +315,7 @@ class StreamTail:
         self.task_id, self.name = task_id, name
         self.readers = 0
         self.changes = 0
-        self.losses: list[int] = []
+        self.losses = 0
         self._gateway, self._notifications, self._partition = gateway, notifications, partition
         self._cipher: TaskCipher = gateway.encryptor.of(partition, task_id)
         self._key, self._record = partition.stream(task_id, name), partition.record(task_id)
@@ -372,12 +374,17 @@ class StreamTail:
 
     async def page(self, after: int) -> _Page:
         """Return items after a number, from memory if they are the newest. Readers at one place share a read."""
-        newest, latest = self._newest, self._latest
-        if newest is not None and newest.after <= after < newest.last:
-            return newest
-        if latest is not None and latest.after == after and latest.changes == self.changes:
-            return latest
-        return await asyncio.shield(self._read(after))
+        while True:
+            while self._doubtful:
+                await self._woken.wait()
+            newest, latest = self._newest, self._latest
+            if newest is not None and newest.after <= after < newest.last:
+                return newest
+            if latest is not None and latest.after == after and latest.changes == self.changes:
+                return latest
+            page = await asyncio.shield(self._read(after))
+            if not self._doubtful:
+                return page
 
     async def changed(self, since: _Page) -> None:
         """Wait until there may be more than a page without entries says."""
@@ -385,6 +392,11 @@ class StreamTail:
             await self._woken.wait()
 
     # notifications
+
+    @property
+    def _doubtful(self) -> bool:
+        """Whether Redis may have lost the end of the stream, which is looked up: a page may not follow the last one."""
+        return self._unsure and self._following is not None
 
     def _set_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_POLL_INTERVAL, self._poll)
@@ -411,8 +423,8 @@ class StreamTail:
             while seen != self.changes:
                 seen = self.changes
                 if self._unsure:
-                    self._unsure = False
                     await self._look_for_losses()
+                    self._unsure = seen != self.changes
                 if self._newest is not None:
                     await asyncio.wait([self._read(self._newest.last)])
                 self._wake()
@@ -429,21 +441,25 @@ class StreamTail:
     async def _look_for_losses(self) -> None:
         """Find out whether the items that were read last are still there: Redis may have lost its last writes."""
         known = self._newest
-        if known is None or not known.entries:
+        if known is None or not known.last:
             return
-        last = known.entries[-1].stored
-        place = entry_id(last.number)
+        place = entry_id(known.last)
         reads = [("HGET", self._record, "state"), ("XRANGE", self._key, place, place)]
         state, found = await retry_while_unavailable(lambda: self._gateway.pipeline(reads))
-        if state is None or [self._opened(*entry).stored for entry in found] == [last]:
+        entries = [self._opened(*entry).stored for entry in found]
+        if state is None or (entries and entries == [entry.stored for entry in known.entries[-1:]]):
             return
         newest = await self.newest()
-        number = 0 if newest is None else newest.number
-        if (found or number < last.number) and self._newest is known:  # else it was trimmed
-            self.losses.append(min(known.after, number))
+        replaced = bool(entries and known.entries)
+        if (replaced or newest is None or newest.number < known.last) and self._newest is known:  # else it was trimmed
+            self.losses += 1
             self._newest = self._latest = None
 
     # reads
+
+    def _doubt(self, _: Unavailable) -> None:
+        """Note that the reply to a read may be of a Redis that has lost the end of the stream."""
+        self._notified(self._channel, LOST)
 
     def _read(self, after: int) -> asyncio.Task[_Page]:
         """Return the read of the page after a number, which is started unless it runs."""
@@ -470,13 +486,13 @@ class StreamTail:
         read = ("XRANGE", self._key, entry_id(after + 1), "+", "COUNT", _PAGE)
         if ended is None:
             state, entries = await retry_while_unavailable(
-                lambda: self._gateway.pipeline([("HGET", self._record, "state"), read])
+                lambda: self._gateway.pipeline([("HGET", self._record, "state"), read]), on_wait=self._doubt
             )
             ended = state in _ENDED
             if record_changes == self._record_changes:
                 self._ended = ended
         else:
-            entries = await retry_while_unavailable(lambda: self._gateway.command(*read))
+            entries = await retry_while_unavailable(lambda: self._gateway.command(*read), on_wait=self._doubt)
         return _Page(after, [self._opened(*entry) for entry in entries], changes, len(entries) == _PAGE, ended)
 
     def _opened(self, entry: bytes, fields: Sequence[bytes]) -> _Entry:
@@ -498,7 +514,7 @@ class _Reader:
         self._position = after or 0
         self._strict = False  # whether the next item must be there
         self._started = False
-        self._losses = len(tail.losses)
+        self._losses = tail.losses
 
     @property
     def cursor(self) -> str:
@@ -513,10 +529,13 @@ class _Reader:
             if (lost := await self._start()) is not None:
                 return [lost]
         while True:
-            if (losses := tail.losses[self._losses :]) and min(losses) < self._position:
-                self._losses = len(tail.losses)
-                return [self._lost(min(losses))]
+            if self._losses != tail.losses:
+                self._losses = tail.losses
+                if self._position:
+                    return [self._lost()]
             page = await tail.page(self._position)
+            if self._losses != tail.losses:
+                continue
             if entries := page.following(self._position):
                 self._check_gap(entries[0].stored.number)
                 self._strict = True
@@ -540,13 +559,13 @@ class _Reader:
         number = 0 if newest is None else newest.number
         self._strict = self._after is not None
         if self._position > number:
-            return self._lost(number)
+            return self._lost()
         if self._last is not None and number - self._last > self._position:
             self._position, self._strict = number - self._last, False
         return None
 
-    def _lost(self, number: int) -> StreamItem:
-        self._position = number
+    def _lost(self) -> StreamItem:
+        self._position, self._strict = 0, False
         return StreamItem("cut_off", self.cursor, 0, self._tail.name, self._tail.task_id, reason="lost")
 
     def _item(self, entry: _Entry) -> StreamItem:

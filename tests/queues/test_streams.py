@@ -346,11 +346,52 @@ async def test_items_that_redis_has_lost_are_marked_and_read_again(
     assert values(shown) == ["a", "b", "C"]
 
 
+async def test_replaced_items_are_read_again_that_were_read_one_by_one(
+    app: App, handle: TaskHandle[Any], writer: StreamWriter
+) -> None:
+    shown: list[StreamItem] = []
+    async with aclosing(handle.stream()) as items, aclosing(handle.stream(after="0")) as others:
+        for value in ("a", "b", "c"):
+            await writer.emit(value)
+            shown.append(await bounded(anext(items)))
+            await bounded(anext(others))
+        await app.producer.notifications.tails[writer.key].page(3)  # all readers know that there is nothing yet
+        await redis_command(app, "DEL", writer.key)
+        for number, value in enumerate("ABCD", 1):  # without a notification, as long as Redis is away
+            fields = ("t", "1", "u", "", "y", "0", "n", str(number), "d", f'"{value}"')
+            await redis_command(app, "XADD", writer.key, f"{number}-0", *fields)
+        await redis_command(app, "CLIENT", "KILL", "TYPE", "pubsub")
+        while not shown or shown[-1].value != "D":
+            item = await bounded(anext(items))
+            shown = [kept for kept in shown if not item.voids(kept)] + [item] * (item.kind == "item")
+    assert values(shown) == ["A", "B", "C", "D"]
+
+
+async def test_items_are_read_again_of_a_reader_whose_cursor_redis_has_lost_since(
+    app: App, handle: TaskHandle[Any], writer: StreamWriter
+) -> None:
+    await writer.emit("a", "b", "c")
+    async with aclosing(handle.stream(after="3")) as items:
+        waiting = asyncio.ensure_future(anext(items))
+        await asyncio.sleep(0.05)  # it reads that there is nothing yet; it finds the same if it is slower
+        await redis_command(app, "DEL", writer.key)
+        writer.number = 0
+        await writer.emit("A", "B")
+        await redis_command(app, "CLIENT", "KILL", "TYPE", "pubsub")
+        found = [await bounded(waiting), await bounded(anext(items)), await bounded(anext(items))]
+    assert [(item.kind, item.reason, item.value) for item in found] == [
+        ("cut_off", "lost", None),
+        ("item", None, "A"),
+        ("item", None, "B"),
+    ]
+
+
 async def test_a_cursor_that_redis_has_lost_is_a_mark(handle: TaskHandle[Any], writer: StreamWriter) -> None:
     await writer.emit("a", "b")
     await handle.cancel()
-    mark, end = await read_all(handle, after="9")
-    assert (mark.kind, mark.reason, mark.cursor) == ("cut_off", "lost", "2")
+    mark, *others, end = await read_all(handle, after="9")
+    assert (mark.kind, mark.reason, mark.cursor) == ("cut_off", "lost", "0")
+    assert values(others) == ["a", "b"], "nothing tells which of them the reader has"
     assert end.kind == "end"
 
 
