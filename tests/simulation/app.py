@@ -25,6 +25,7 @@ from perdure.worker.settings import Settings
 from .fleet.elements import RESTART_DELAYS, WorkerPlan
 from .fleet.families import register_families
 from .fleet.kit import TaskKit
+from .fleet.streams import register_streams
 from .fleet.waits import register_waits
 from .loop import SimulatedLoop, current
 
@@ -92,6 +93,11 @@ class Journal:
     tokens: int = 0
     runs: int = 0
     running: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def run(self) -> int:
+        """Number of the calling run."""
+        return _RUN.get()
 
     def write(self, what: str, task: str, step: str = "", value: Any = None) -> None:
         entry = Entry(self.loop.now, what, current().name, task, step, value, _RUN.get())
@@ -267,6 +273,7 @@ def _make_app(journal: Journal, url: str, worker: WorkerPlan, release: int) -> A
     kit = TaskKit(app, journal, stepped, {"retry": retry, "version": release})
     register_waits(kit)
     register_families(kit)
+    register_streams(kit)
 
     if worker.supervised:
 

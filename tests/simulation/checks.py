@@ -17,6 +17,8 @@ from .fleet.releases import check_release
 from .fleet.resharding import KeyOrder, RecordPlaces
 from .fleet.sessions import check_turn
 from .fleet.settings import check_settings
+from .fleet.stream_checks import check_streams
+from .fleet.streams import HANDED_OVER
 from .fleet.supervisors import SupervisorChecks
 from .fleet.waits import check_waits
 from .loop import current
@@ -58,6 +60,8 @@ class Checks:
         self._steps: dict[str, str] = {}
         self._began: dict[int, float] = {}
         self._fences: dict[tuple[str, tuple[object, ...]], int] = {}
+        self.states: dict[str, list[tuple[float, str]]] = {}
+        """States that each task has had, with the times from which it had them."""
         world.server.on_write = self.check_write
         world.journal.on_entry = self.check_entry
 
@@ -133,6 +137,7 @@ class Checks:
     def _check_place(self, tag: bytes, task: bytes) -> None:
         record = self._hash(tag + b":record:" + task)
         state = record.get(b"state")
+        self._note_state(task, state)
         found = [
             (name, entry) for name in ("ready", "dead") for entry, held in self._messages(tag, name) if held == task
         ]
@@ -144,6 +149,11 @@ class Checks:
             self.add("one place", f"{task.decode()} is {(state or b'unknown').decode()}, and in {places or 'no place'}")
         elif wanted == "ready" and record.get(b"entry") != found[0][1]:
             self.add("one place", f"the record of {task.decode()} names {record.get(b'entry')!r}, not {found[0][1]!r}")
+
+    def _note_state(self, task: bytes, state: bytes | None) -> None:
+        known, shown = self.states.setdefault(task.decode(), []), (state or b"expired").decode()
+        if not known or known[-1][1] != shown:
+            known.append((self._world.loop.now, shown))
 
     def _messages(self, tag: bytes, name: str) -> list[tuple[bytes, bytes | None]]:
         """Return entries of a stream of tasks, each with the id of its task."""
@@ -197,6 +207,7 @@ class Checks:
             *(task.id for task in self._world.plan.tasks if task.id not in acked),
             *sessions,
             *left_behind(self._world),
+            *self._world.pages.busy,
         ]
 
     def _waiting(self) -> set[str]:
@@ -223,6 +234,7 @@ class Checks:
         check_settings(world)
         check_waits(world)
         check_families(world)
+        check_streams(world)
         self.supervisors.finish()
         self.order.finish()
         for caller in world.callers:
@@ -235,9 +247,7 @@ class Checks:
             if task.id in waiting:
                 continue
             state = self.state(task.id)
-            wanted: set[str | None] = {"dead"} if task.kind in ("doomed", "poison") else {"succeeded"}
-            if task.id in world.cancelled:
-                wanted |= {"cancelled", None}
+            wanted = {"cancelled", None, *_wanted(task.kind)} if task.id in world.cancelled else _wanted(task.kind)
             if task.id not in acked:
                 self.add("not enqueued", f"{task.id} was not acknowledged")
             elif state is None and self.lost(task.id):
@@ -247,7 +257,7 @@ class Checks:
             elif state not in wanted:
                 kind = "no progress" if state in ("queued", "scheduled") else "wrong outcome"
                 self.add(kind, f"{task.id} ({task.kind}) is {state}{self._why(task.id)}")
-            elif state != "succeeded" or task.kind == "relay":
+            elif state != "succeeded" or task.kind == "relay" or task.kind in HANDED_OVER:
                 continue
             elif task.kind == "hopeless":
                 self.add("wrong outcome", f"{task.id} has the result of a child that waits for ever")
@@ -358,6 +368,13 @@ class Checks:
             state = self._hash(found[1] + b":record:" + found[2]).get(b"state")
             if state not in (b"queued", b"scheduled"):
                 self.add("leak", f"{key.decode()} has no TTL, and its task is {state!r}")
+
+
+def _wanted(kind: str) -> set[str | None]:
+    """Return the states in which a task of a kind may end that is not cancelled."""
+    if kind == "laments":  # it may be replayed
+        return {"dead", "succeeded"}
+    return {"dead"} if kind in ("doomed", "poison") else {"succeeded"}
 
 
 def _id(envelope: bytes) -> bytes | None:

@@ -16,6 +16,7 @@ from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.agents.journal.forks import fork
 
 from .fleet.families import PARENTS
+from .fleet.pages import kill_page
 from .fleet.releases import deploy
 from .fleet.resharding import reshard
 from .fleet.sessions import kill_caller
@@ -384,6 +385,7 @@ FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {
     "reshard": reshard,
     "deploy": deploy,
     "kill caller": kill_caller,
+    "kill page": kill_page,
     "kill supervisor": kill_supervisor,
     "kill host": kill_host,
     "freeze supervisor": freeze_supervisor,

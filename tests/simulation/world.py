@@ -22,6 +22,7 @@ from perdure.queues import QueueError, TaskHandle, Unavailable
 from perdure.queues.runtime import RUNTIME, Runtime
 from perdure.queues.transport import gateway
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
+from perdure.worker.durable import emitting
 from perdure.worker.durable.run import Run
 from perdure.worker.log import logger
 from perdure.worker.testing.fake_engine import engine_runtime
@@ -31,11 +32,13 @@ from .checks import Checks, Violation
 from .faults import strike
 from .fleet.elements import WorkerPlan
 from .fleet.families import see_to
+from .fleet.pages import Pages
 from .fleet.processes import SimulatedProcess
 from .fleet.releases import own_library
 from .fleet.resharding import ask_again
 from .fleet.sessions import Caller
 from .fleet.settings import store_lease, worker_type
+from .fleet.streams import GOALS, LIMITS
 from .fleet.supervisors import Host, start_child
 from .fleet.waits import ASKING, attend
 from .loop import MAIN_THREAD, Machine, SimulatedLoop, Standstill, current
@@ -147,6 +150,7 @@ class World:
         self._started: list[asyncio.Future[Any]] = []
         self.set_back = 0.0  # seconds by which due tasks are late, see docs/explanation/recovery.md
         self.forks = 0
+        self.pages = Pages(self)
         self.callers = [Caller(self, session) for session in plan.sessions]
         self.release = 1  # of the workers that start now
         self.repaired = self.struck = self.loop.now  # when the last fault ends, and when it came
@@ -187,6 +191,7 @@ class World:
             self.spawn("caller", lambda: ask_again(self, self.url))
         for caller in self.callers:
             caller.start()
+        self.pages.start()
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, self.begin + fault.at - self.loop.now))
             self.tell(f"fault: {fault}")
@@ -385,7 +390,7 @@ class World:
     async def store(self, producer: Producer, task: TaskPlan) -> TaskHandle[Any]:
         """Enqueue a task once; return its handle."""
         arguments: dict[str, Any] = {"steps": task.steps, "pause": task.pause}
-        if task.kind == "agent":
+        if task.kind == "agent" or task.kind in GOALS:
             arguments["goal"] = "take all parts"
         return await producer.enqueue(
             task.kind, arguments, queue="sim", task_id=task.id, delay=task.delay, key=task.key or None
@@ -505,6 +510,8 @@ class World:
                 stack.callback(setattr, RUNTIME, name, getattr(RUNTIME, name))
                 setattr(RUNTIME, name, getattr(replaced, name))
             stack.enter_context(patch.object(gateway, "queue_scripts", lambda: _SCRIPTS))
+            for name, limit in LIMITS.items():
+                stack.enter_context(patch.object(emitting, name, limit))
             # anyio cancels the scopes within a scope in the order of a set
             stack.enter_context(patch.object(CancelScope, "__hash__", lambda scope: hash(scope._host_task)))
             yield

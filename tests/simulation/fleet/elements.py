@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from .families import PARENTS
+from .streams import STREAMING
 from .waits import WAITING
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ OPERATIONS: Final = {
     "reshard": (0.0, 0.0),
     "deploy": (0.5, 6.0),
     "kill caller": (0.1, 3.0),
+    "kill page": (0.1, 3.0),
     "kill supervisor": (0.1, 3.0),
     "kill host": (0.1, 3.0),
     "freeze supervisor": (0.3, 8.0),
@@ -40,6 +42,7 @@ _SHARES: Final = {
     "supervised hosts": 0.1,
     "waits": 0.15,
     "children": 0.2,
+    "streams": 0.15,
 }
 """Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
 
@@ -237,6 +240,16 @@ def _with_children(plan: Plan, random: Random, fault: _Draw) -> Plan:
     return replace(plan, tasks=tasks, clean=5.0).along(*_aimed_at(_OF_CHILDREN, random, fault))
 
 
+def _with_streams(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Let some tasks emit, kill the pages that read them, and let faults meet what is written."""
+    tasks = _of_kinds(plan.tasks[:_MAX_TASKS], STREAMING, random)
+    faults = [fault(random, "kill page", random.uniform(0.3, _SPAN)) for _ in range(random.choice((0, 1, 2)))]
+    ends = [task.at + task.delay for task in tasks if task.kind == "laments"]
+    if ends and random.random() < 0.7:
+        faults += [fault(random, "replay", max(ends) + random.uniform(2.0, 6.0)) for _ in range(2)]
+    return replace(plan, tasks=tasks, clean=5.0).along(*faults, *_aimed_at(_OF_STREAMS, random, fault))
+
+
 def _of_kinds(tasks: Sequence[TaskPlan], kinds: Sequence[str], random: Random) -> tuple[TaskPlan, ...]:
     """Return the tasks, two to four of them of other kinds."""
     chosen = random.sample(range(len(tasks)), k=min(len(tasks), random.choice((2, 3, 4))))
@@ -255,6 +268,10 @@ def _aimed_at(commands: Sequence[str], random: Random, fault: _Draw) -> list[Fau
 
 _OF_WAITS: Final = (
     *("write_checkpoint", "write_checkpoint", "park", "park", "answer", "answer", "claim_token", "promote"),
+)
+_OF_STREAMS: Final = (
+    *("write_checkpoint",) * 5,
+    *("finish", "reschedule", "bury", "release", "enqueue_successor", "renew_leases", "claim"),
 )
 _OF_CHILDREN: Final = (
     *("add_children", "enqueue_child", "confirm_launch", "notify_join", "notify_join", "notice_sent", "close_join"),
@@ -280,5 +297,6 @@ ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
     "supervised hosts": _with_supervisors,
     "waits": _with_waits,
     "children": _with_children,
+    "streams": _with_streams,
 }
 assert ELEMENTS.keys() == _SHARES.keys()
