@@ -5,10 +5,11 @@ They read the stored entries, and find out themselves which of them marks have v
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -116,8 +117,27 @@ def check_streams(world: World) -> None:
     kinds |= {f"{task}.h1": "narrates" for task, kind in kinds.items() if kind == "forwards"}
     for task, kind in kinds.items():
         _TaskCheck(world, task, kind, streams.get(task, {}), told[task]).check()
+    _check_keys(world)
     for reader in world.pages.readers:
         _check_reader(world, reader, streams)
+
+
+_KEY: Final = re.compile(rb"(\{sim:sim:\d+\}):(?:stream|stream-keys):(.+):[^:]+")
+
+
+def _check_keys(world: World) -> None:
+    """Check that each stream lives as long as the record of its task."""
+    items = world.server.items
+    for key, item in items.items():
+        if (found := _KEY.fullmatch(key)) is not None:
+            record = items.get(found[1] + b":record:" + found[2])
+            ends = None if record is None else record.expireat
+            if (
+                record is None
+                or (item.expireat is None) != (ends is None)
+                or abs((item.expireat or 0) - (ends or 0)) > 1
+            ):
+                world.checks.add("leak", f"{key.decode()} ends at {item.expireat}, its record at {ends}")
 
 
 def _streams_of(world: World) -> dict[str, dict[str, list[_Stored]]]:

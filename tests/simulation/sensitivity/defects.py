@@ -50,8 +50,15 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("  redis.call('PEXPIRE', KEYS[1], string.format('%.0f', kept))\nend\nreturn 1", "end\nreturn 1"),
     ),
     "a closed join is left": (("  redis.call('UNLINK', KEYS[1], KEYS[2])\nelse", "else"),),
+    "a keyed item is stored again": (("  elseif not redis.call('ZSCORE', stream.keyed, rest) then", "    else"),),
+    "a mark is not stored": (("add_item(streams[name], name, 10000, 'u', unit, 'y', try, 'cut', '1')", ""),),
+    "the note of what was emitted is not stored": (("redis.call('HSET', KEYS[3], 'e:' .. step, value)", ""),),
+    "the numbers of items have gaps": (("stream.last + 1, true", "stream.last + 2, true"),),
+    "the names of streams are not kept": (("redis.call('HSET', KEYS[2], 'streams', names)", ""),),
+    "streams outlive their task": (("redis.call('PEXPIRE', key, ttl)\n  end", "end"),),
+    "a fresh replay voids no item": (("'cut', 'all'", "'cut', '0'"),),
 }
-"""Defects, each as parts of scripts and what they are instead: of earlier versions, then of waits and joins."""
+"""Defects, each as parts of scripts and what they are instead: of earlier versions, of waits, joins and streams."""
 
 
 def replacement(*parts: tuple[str, str]) -> Callable[[bytes], bytes]:

@@ -97,6 +97,19 @@ RUNS = {
     "the end of a child does not wake its parent": (Plan(1, 1, 1.0, tasks_of("gathers"), (), clean=5.0), "no progress"),
     "a delivered notice leaves the record for ever": (Plan(1, 1, 1.0, tasks_of("gathers"), (), clean=5.0), "leak"),
     "a closed join is left": (Plan(1, 1, 1.0, tasks_of("gathers"), (), clean=5.0), "leak"),
+    "a keyed item is stored again": (Plan(1, 1, 1.0, tasks_of("narrates"), ()), "keyed twice"),
+    "a mark is not stored": (Plan(1, 1, 1.0, tasks_of("narrates"), (Fault(0.75, "kill", 0, 0.3),)), "doubled item"),
+    "the note of what was emitted is not stored": (
+        Plan(1, 1, 1.0, tasks_of("narrates"), (Fault(0.75, "kill", 0, 0.3),)),
+        "doubled item",
+    ),
+    "the numbers of items have gaps": (Plan(1, 1, 1.0, tasks_of("narrates"), ()), "stream ids"),
+    "the names of streams are not kept": (Plan(1, 1, 1.0, tasks_of("narrates"), ()), "leak"),
+    "streams outlive their task": (Plan(1, 1, 1.0, tasks_of("narrates"), ()), "leak"),
+    "a fresh replay voids no item": (
+        Plan(1, 1, 1.0, tasks_of("laments"), (Fault(6.0, "replay", 0, 0.0),)),
+        "doubled item",
+    ),
 }
 
 
