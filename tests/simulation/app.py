@@ -26,6 +26,7 @@ from .fleet.elements import RESTART_DELAYS, WorkerPlan
 from .fleet.families import register_families
 from .fleet.kit import TaskKit
 from .fleet.streams import register_streams
+from .fleet.values import register_values
 from .fleet.waits import register_waits
 from .loop import SimulatedLoop, current
 
@@ -274,6 +275,7 @@ def _make_app(journal: Journal, url: str, worker: WorkerPlan, release: int) -> A
     register_waits(kit)
     register_families(kit)
     register_streams(kit)
+    register_values(kit)
 
     if worker.supervised:
 

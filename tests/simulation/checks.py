@@ -20,6 +20,7 @@ from .fleet.settings import check_settings
 from .fleet.stream_checks import check_streams
 from .fleet.streams import HANDED_OVER
 from .fleet.supervisors import SupervisorChecks
+from .fleet.values import ValueChecks
 from .fleet.waits import check_waits
 from .loop import current
 from .plan import LISTENING
@@ -57,6 +58,7 @@ class Checks:
         self._records = RecordPlaces(world)
         self.order = KeyOrder(world)
         self.supervisors = SupervisorChecks(world)
+        self.values = ValueChecks(world)
         self._steps: dict[str, str] = {}
         self._began: dict[int, float] = {}
         self._fences: dict[tuple[str, tuple[object, ...]], int] = {}
@@ -78,6 +80,7 @@ class Checks:
             self._check_place(tag, task)
             self._records.check(tag, task)
         self._deliveries.check_pending(fields)
+        self.values.check_write(fields)
         if self._world.plan.supervisors is not None:
             self.supervisors.check_write(fields)
         if self.order.called and fields[0].upper() == b"XREADGROUP":
@@ -235,6 +238,7 @@ class Checks:
         check_waits(world)
         check_families(world)
         check_streams(world)
+        self.values.finish()
         self.supervisors.finish()
         self.order.finish()
         for caller in world.callers:

@@ -40,6 +40,7 @@ from .fleet.sessions import Caller
 from .fleet.settings import store_lease, worker_type
 from .fleet.streams import GOALS, LIMITS
 from .fleet.supervisors import Host, start_child
+from .fleet.values import STEERED, steer
 from .fleet.waits import ASKING, attend
 from .loop import MAIN_THREAD, Machine, SimulatedLoop, Standstill, current
 from .network import Connection, Network, connector
@@ -382,6 +383,8 @@ class World:
                     await self._wait_for_successor(task.id)
                 if task.kind in LISTENING:
                     await self._talk(handle, 0.0 if task.kind == "passes" else task.pause)
+                if task.kind in STEERED:
+                    await steer(self, producer, task)
                 if task.kind in ASKING:
                     await attend(self, producer, task)
                 await see_to(self, producer, task)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from .families import PARENTS
 from .streams import STREAMING
+from .values import STEERED
 from .waits import WAITING
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _SHARES: Final = {
     "waits": 0.15,
     "children": 0.2,
     "streams": 0.15,
+    "values": 0.1,
 }
 """Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
 
@@ -250,6 +252,12 @@ def _with_streams(plan: Plan, random: Random, fault: _Draw) -> Plan:
     return replace(plan, tasks=tasks, clean=5.0).along(*faults, *_aimed_at(_OF_STREAMS, random, fault))
 
 
+def _with_values(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Let some tasks have values that a page changes, and let faults meet what is written."""
+    tasks = _of_kinds(plan.tasks[:_MAX_TASKS], STEERED, random)
+    return replace(plan, tasks=tasks, clean=5.0).along(*_aimed_at(_OF_VALUES, random, fault))
+
+
 def _of_kinds(tasks: Sequence[TaskPlan], kinds: Sequence[str], random: Random) -> tuple[TaskPlan, ...]:
     """Return the tasks, two to four of them of other kinds."""
     chosen = random.sample(range(len(tasks)), k=min(len(tasks), random.choice((2, 3, 4))))
@@ -262,8 +270,10 @@ def _aimed_at(commands: Sequence[str], random: Random, fault: _Draw) -> list[Fau
     for _ in range(random.choice((0, 1, 2, 3))):
         kind = random.choice(("cut", "late", "kill", "kill", "freeze", "lose tail"))
         found.append(replace(fault(random, kind, random.uniform(0.3, _SPAN + 2.0)), on=random.choice(commands)))
-    sent = ("kill", "freeze")  # an answer is sent by the producer, which neither dies nor stands still
-    return [replace(one, kind="cut") if one.on == "answer" and one.kind in sent else one for one in found]
+    sent = ("kill", "freeze")  # the producer sends these, which neither dies nor stands still
+    return [
+        replace(one, kind="cut") if one.on in ("answer", "update_value") and one.kind in sent else one for one in found
+    ]
 
 
 _OF_WAITS: Final = (
@@ -273,6 +283,7 @@ _OF_STREAMS: Final = (
     *("write_checkpoint",) * 5,
     *("finish", "reschedule", "bury", "release", "enqueue_successor", "renew_leases", "claim"),
 )
+_OF_VALUES: Final = (*("write_checkpoint",) * 4, "update_value", "finish", "reschedule", "release", "claim")
 _OF_CHILDREN: Final = (
     *("add_children", "enqueue_child", "confirm_launch", "notify_join", "notify_join", "notice_sent", "close_join"),
     *("finish", "finish", "bury", "park", "watch", "write_checkpoint"),
@@ -298,5 +309,6 @@ ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
     "waits": _with_waits,
     "children": _with_children,
     "streams": _with_streams,
+    "values": _with_values,
 }
 assert ELEMENTS.keys() == _SHARES.keys()

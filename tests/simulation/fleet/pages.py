@@ -68,7 +68,9 @@ class Reader:
         self.shown = [shown for shown in self.shown if not item.voids(shown)]
         if item.kind == "item":
             self.shown.append(item)
-        if item.kind != "end":
+        if item.kind == "cut_off" and item.reason == "lost":
+            self.seen[item.task_id] = 1  # it begins again
+        elif item.kind != "end":
             self.seen.setdefault(item.task_id, number_of(item))
         self.cursor = item.cursor
 
