@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from perdure.worker.durable import values
+from perdure.worker.durable import values as values_of_runs
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.durable.steps.keys import StepKeys
+from perdure.worker.durable.steps.matching import match_call
 
 from ..plan import Fault, Plan, TaskPlan
 from ..sensitivity.defects import replacement
@@ -28,11 +29,11 @@ KILLED = Plan(
     1,
     2,
     1.0,
-    tuple(TaskPlan(f"t{number}", "steers", 0.5 + 0.01 * number, 4, 0.3) for number in range(2)),
-    (Fault(1.3, "kill", 0, 1.0), Fault(1.35, "kill", 0, 1.0)),
+    tuple(TaskPlan(f"t{number}", "steers", 0.5 + 0.01 * number, 3, 0.8) for number in range(2)),
+    (Fault(2.0, "kill", 0, 1.0), Fault(2.05, "kill", 0, 1.0)),
     clean=5.0,
 )
-"""Both workers die after some changes."""
+"""Both workers die in the second step, after changes that are stored."""
 
 
 def test_a_set_that_a_resumed_run_makes_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,12 +49,11 @@ def test_a_set_that_a_resumed_run_makes_again_is_seen(monkeypatch: pytest.Monkey
 
 
 def test_a_read_that_is_not_recorded_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    match = values.match_call
 
     async def unknown(*args: Any) -> Any:
-        return (*(await match(*args))[:1], None, None)
+        return (await match_call(*args))[0], None, None
 
-    monkeypatch.setattr(values, "match_call", unknown)
+    monkeypatch.setattr(values_of_runs, "match_call", unknown)
     assert "other value" in kinds(KILLED)
 
 
