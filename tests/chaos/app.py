@@ -34,6 +34,7 @@ from .instrumentation import (
 )
 from .journal import SECOND
 from .sessions import register_listener
+from .streaming import register_streaming
 from .waiting import register_waiting
 
 app = App("chaos", middleware=[RunLog()])
@@ -287,6 +288,7 @@ app.agent(ChaosAgent, **options_of("agent"), result_ttl=None)
 register_listener(app)
 register_waiting(app)
 register_children(app)
+register_streaming(app)
 
 
 def _log_stalls() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import orjson
 from perdure import Producer
 from perdure.queues import Partition, Record, list_queues, list_tasks
+from perdure.queues.stream_items import decode_item, stream_names
 from perdure.queues.transport.large_results import recorded_results
 from perdure.worker.agents.journal.history import state_at
 
@@ -43,6 +44,8 @@ async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) 
             continue  # the turn of a session
         partition = producer.namespace.partition(record.queue, record.partition)
         key = partition.record(record.id)
+        if KINDS[record.task].streams:
+            await _note_streams(producer, partition, record.id, journal)
         commands = [("TIME",), ("PTTL", key)]
         time_now, ttl_ms = await producer.gateway.pipeline(commands, node_of=key)
         now_ms = int(time_now[0]) * 1000 + int(time_now[1]) // 1000
@@ -58,6 +61,20 @@ async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) 
     for ledger in sorted((folder / "ledger").iterdir()):
         task, _, _ = ledger.name.rpartition("-")
         journal.write("ledger", task=task, tokens=ledger.read_text().splitlines())
+
+
+async def _note_streams(producer: Producer, partition: Partition, task_id: str, journal: JournalWriter) -> None:
+    """Write one line per stream of a task, with all that is stored."""
+    names = stream_names(await producer.gateway.command("HGET", partition.record(task_id), "streams"))
+    for name in names:
+        found = await producer.gateway.command("XRANGE", partition.stream(task_id, name), "-", "+")
+        entries = []
+        for entry, fields in found:
+            item = decode_item(entry, fields)
+            shown = {"number": item.number, "unit": item.unit, "attempt": item.attempt, "key": item.key}
+            value = orjson.loads(item.data) if item.data else None
+            entries.append({**shown, "cut": item.cut.decode(), "value": value})
+        journal.write("stream", task=task_id, stream=name, entries=entries)
 
 
 def _final(record: Record, steps: dict[str, str]) -> dict[str, object]:

@@ -137,6 +137,8 @@ class Fleet:
         self.producers = [
             ManagedProcess("producer", number, journal, folder / "producers.log") for number in range(options.producers)
         ]
+        self.pages = ManagedProcess("page", 0, journal, folder / "pages.log")
+        """The process of the pages that follow streams."""
         supervisors = {"this", *(["former"] if former is not None and knows_supervisors(former) else [])}
         for host in self.hosts:
             host.processes = options.processes if host.number % 2 == 0 else 0
@@ -155,6 +157,7 @@ class Fleet:
             host.keep(self._worker)
         for producer in self.producers:
             producer.keep(self._producer)
+        self.pages.keep(self._pages)
 
     def start_newcomer(self) -> ManagedProcess:
         """Start one more plain worker, on the proxy of the producers, until `finish` is called."""
@@ -190,6 +193,10 @@ class Fleet:
         command = [sys.executable, "-m", "tests.chaos.producer", str(seed), str(rate), options.mix]
         return command, self.environment(self._proxies[-1].url, producer.version)
 
+    def _pages(self, pages: ManagedProcess) -> tuple[list[str], Mapping[str, str]]:
+        command = [sys.executable, "-m", "tests.chaos.page", str(self._options.seed)]
+        return command, self.environment(self._proxies[-1].url, pages.version)
+
     def environment(self, url: str, version: str) -> dict[str, str]:
         """Return the environment of a process of the run."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
@@ -204,4 +211,4 @@ class Fleet:
         }
 
     async def close(self) -> None:
-        await asyncio.gather(*(one.close() for one in [*self.hosts, *self._newcomers, *self.producers]))
+        await asyncio.gather(*(one.close() for one in [*self.hosts, *self._newcomers, *self.producers, self.pages]))

@@ -187,7 +187,7 @@ class FaultInjector:
                 host.send(signal.SIGHUP)
 
     async def _kill_producer(self, plan: Plan) -> None:
-        producers = self._fleet.producers
+        producers = [*self._fleet.producers, self._fleet.pages]
         await self._kill_these(producers[int(plan.draw * len(producers))].pids(), "kill_producer")
 
     # the server

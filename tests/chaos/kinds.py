@@ -15,7 +15,8 @@ PATIENT: Final = 50
 class Kind:
     """weight: relative frequency; 0 for children, which only handlers spawn. attempts, crashes: limits of its retry
     policy. deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: its queue.
-    waits: whether it waits, or has children. cancelled: part of its tasks that the producer cancels.
+    waits: whether it waits, or has children. streams: whether it emits. cancelled: part of its tasks that the producer
+    cancels.
     """
 
     weight: int
@@ -25,6 +26,7 @@ class Kind:
     succeeds: bool = True
     queue: str = "default"
     waits: bool = False
+    streams: bool = False
     cancelled: float = 0.06
 
 
@@ -63,6 +65,11 @@ KINDS: Final[dict[str, Kind]] = {
     "awaits": Kind(6, waits=True),
     "hopeless": Kind(4, waits=True, succeeds=False, cancelled=0.5),
     "elder": Kind(6, waits=True),
+    "talks": Kind(14, streams=True),
+    "blurts": Kind(8, streams=True),
+    "repeats": Kind(8, attempts=4, streams=True),
+    "choir": Kind(8, streams=True),
+    "recites": Kind(6, streams=True),
     "leaf": Kind(0, waits=True),
     "curious": Kind(0, waits=True),
     "branch": Kind(0, waits=True),
@@ -70,9 +77,13 @@ KINDS: Final[dict[str, Kind]] = {
     "lapsing": Kind(0, attempts=1, deaths=frozenset({"attempts_exhausted"}), waits=True),
     "mute": Kind(0, succeeds=False, waits=True),
 }
-"""Kinds by name. Those that wait, and their children, are in waiting.py and children.py."""
+"""Kinds by name. Those that wait, and their children, are in waiting.py and children.py, those that emit in
+streaming.py."""
 
 
 def drawn(mix: str) -> list[str]:
-    """Return the kinds that producers draw from. mix: "all", or "waits" for those that wait or have children."""
-    return [name for name, kind in KINDS.items() if kind.weight and (mix == "all" or kind.waits)]
+    """Return the kinds that producers draw from.
+
+    mix: "all", "waits" for those that wait or have children, or "streams" for those that emit.
+    """
+    return [name for name, kind in KINDS.items() if kind.weight and (mix == "all" or getattr(kind, mix))]

@@ -30,7 +30,8 @@ class Options:
         patience: Seconds for all tasks to end after the last fault.
         previous: Commit whose workers share the queue; None for the default, empty for none.
         faults: The possible faults.
-        mix: Tasks that the producers enqueue: "all", or "waits" for those that wait or have children.
+        mix: Tasks that the producers enqueue: "all", "waits" for those that wait or have children, or "streams"
+            for those that emit.
     """
 
     journal: Path

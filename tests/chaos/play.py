@@ -27,7 +27,7 @@ from .schedule import schedule
 from .server import DurableServer
 from .sessions import note_sessions, sessions_settled
 from .ticker import Ticker
-from .versions import NoHistory, former_commit, knows_children, unpack
+from .versions import NoHistory, former_commit, knows_children, knows_streams, unpack
 
 __all__ = ["play"]
 
@@ -79,6 +79,9 @@ async def play(options: Options) -> None:
             one.finish()
         quiet = await settle_down(producer, options.patience) and await sessions_settled(producer, options.patience)
         journal.write("quiet" if quiet else "impatient")
+        fleet.pages.once = True
+        fleet.pages.finish()
+        await fleet.pages.ended(60.0)
         await asyncio.sleep(1.0)  # waiters get the last outcomes, and the observer sees them
         await _end(observing, clerking)
         await note_finals(producer, options.journal, journal)
@@ -110,8 +113,8 @@ def _former(options: Options, stack: AsyncExitStack, journal: JournalWriter) -> 
         commit = options.previous or former_commit()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-former-")))
         former = unpack(commit, folder)
-        if not knows_children(former):
-            raise NoHistory(f"commit {commit[:12]} has neither waits nor children")
+        if not (knows_children(former) and knows_streams(former)):
+            raise NoHistory(f"commit {commit[:12]} has no waits, children or streams")
         journal.write("versions", former=commit)
         return former
     except NoHistory as problem:

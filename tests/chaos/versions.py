@@ -56,6 +56,11 @@ def knows_children(folder: Path) -> bool:
     return (folder / "perdure" / "worker" / "durable" / "joining.py").is_file()
 
 
+def knows_streams(folder: Path) -> bool:
+    """Return whether the version unpacked there has `ctx.emit`."""
+    return (folder / "perdure" / "worker" / "durable" / "emitting.py").is_file()
+
+
 def _git(*command: str) -> bytes:
     try:
         done = subprocess.run(["git", "-C", ROOT, *command], check=False, capture_output=True)

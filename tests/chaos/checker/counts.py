@@ -63,6 +63,9 @@ def _waits(history: History) -> Iterator[str]:
     spots = {line["spot"] for task in tasks for line in task.births}
     children = sum(bool(task.births) for task in tasks)
     joined = {(line["task"], line["spot"]) for task in tasks for line in task.joined}
+    shown = Counter("loaded again" if line["patience"] else "followed" for task in tasks for line in task.shown)
+    items = sum(len(line["entries"]) for task in tasks for line in task.streams)
+    yield f"streams: {items} items stored; pages: {shown['followed']} followed, {shown['loaded again']} loaded again"
     yield f"children: {children} have run, for {len(spots)} spots; {len(joined)} results joined"
 
 

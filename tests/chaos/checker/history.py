@@ -65,7 +65,10 @@ _ENDED_FROM_OUTSIDE = ("CancelledError", "LeaseLost", "RunStopped")
 
 @dataclass(slots=True)
 class Task:
-    """One task, as in the journal. replies: answers on their way to it. births: runs of a child, with its spot."""
+    """One task, as in the journal. replies: answers on their way to it. births: runs of a child, with its spot.
+    emits: what its bodies have emitted; streams: what is stored; shown: what pages had at their ends; unshown: pages
+    without one.
+    """
 
     id: str
     kind: str = ""
@@ -81,6 +84,10 @@ class Task:
     used: list[Line] = field(default_factory=list)
     births: list[Line] = field(default_factory=list)
     joined: list[Line] = field(default_factory=list)
+    emits: list[Line] = field(default_factory=list)
+    streams: list[Line] = field(default_factory=list)
+    shown: list[Line] = field(default_factory=list)
+    unshown: list[Line] = field(default_factory=list)
     final: Line | None = None
     ledger: Line | None = None
 
@@ -161,6 +168,10 @@ _OF_A_TASK: Final = {
     "used": "used",
     "child": "births",
     "joined": "joined",
+    "emits": "emits",
+    "stream": "streams",
+    "shown": "shown",
+    "unshown": "unshown",
 }
 
 

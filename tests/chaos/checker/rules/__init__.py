@@ -21,6 +21,7 @@ from .saved import check_saved
 from .sessions import check_sessions
 from .settings import check_settings
 from .states import check_states
+from .streams import check_streams
 
 __all__ = ["RULES"]
 
@@ -43,5 +44,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_messages,
     check_answers,
     check_children,
+    check_streams,
 )
 """All rules, in the order of the report."""
