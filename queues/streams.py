@@ -183,20 +183,32 @@ async def read_stream(
         where = "" if current is handle else f"@{current.id}"
         async with _reading(current, gateway, notifications, query.name) as tail:
             reader = _Reader(tail, query, where, number, last)
-            while items := await reader.read():
-                for item in items:
-                    yield item
-        record = reader.record
-        following: StreamedTask | None = None
-        if record is not None and record.handed_to is not None:
-            try:
-                following = await retry_while_unavailable(current.successor)
-            except TaskNotFound:
-                record = None
+            following: StreamedTask | None = None
+            end: StreamItem | None = None
+            while not reader.ended:  # Redis may lose the end before all of it was read
+                while items := await reader.read():
+                    for item in items:
+                        yield item
+                following, end = await _what_follows(current, query.name, reader)
+        if end is not None:
+            yield end
         if following is None:
-            yield await _end(current, query.name, reader.cursor, record)
             return
         current, number, last = following, None, None
+
+
+async def _what_follows(
+    handle: StreamedTask, stream: str, reader: _Reader
+) -> tuple[StreamedTask | None, StreamItem | None]:
+    """Return the successor of a task that has ended, or the end of its stream."""
+    record = reader.record
+    if record is not None and record.handed_to is not None:
+        try:
+            if (following := await retry_while_unavailable(handle.successor)) is not None:
+                return following, None
+        except TaskNotFound:
+            record = None
+    return None, await _end(handle, stream, reader.cursor, record)
 
 
 async def _start_of(handle: StreamedTask, query: StreamQuery) -> StreamedTask:
@@ -515,6 +527,12 @@ class _Reader:
         self._strict = False  # whether the next item must be there
         self._started = False
         self._losses = tail.losses
+        self._changes: int | None = None  # of the tail, when it was found that the task has ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether `read` has found that the task has ended, and nothing has changed since."""
+        return self._changes == self._tail.changes
 
     @property
     def cursor(self) -> str:
@@ -545,6 +563,7 @@ class _Reader:
             if page.full or page.changes != tail.changes:
                 continue
             if page.ended:
+                self._changes = page.changes
                 self.record = await tail.record()
                 if self.record is None or self.record.state.terminal:
                     return []

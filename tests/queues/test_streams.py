@@ -17,7 +17,7 @@ from perdure import (
     TaskHandle,
     TaskNotFound,
 )
-from perdure.queues import Gateway
+from perdure.queues import Gateway, streams
 from perdure.queues.stream_items import CUT_ALL
 from pydantic import BaseModel
 
@@ -384,6 +384,29 @@ async def test_items_are_read_again_of_a_reader_whose_cursor_redis_has_lost_sinc
         ("item", None, "A"),
         ("item", None, "B"),
     ]
+
+
+async def test_what_is_stored_while_the_end_is_read_comes_before_it(
+    app: App, handle: TaskHandle[Any], writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has lost the end, and the task has run again, before the reader had its result."""
+    read_end, reads = streams._end, 0
+
+    async def end_twice(*args: Any) -> StreamItem:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            async with app.producer.notifications.listen(writer.key) as notified:
+                await writer.emit("b")
+                await bounded(notified.get())
+        return await read_end(*args)
+
+    monkeypatch.setattr(streams, "_end", end_twice)
+    await writer.emit("a")
+    await handle.cancel()
+    found = await read_all(handle)
+    assert values(found) == ["a", "b"]
+    assert [item.kind for item in found].count("end") == 1
 
 
 async def test_a_cursor_that_redis_has_lost_is_a_mark(handle: TaskHandle[Any], writer: StreamWriter) -> None:
