@@ -28,7 +28,7 @@ _PHRASES = {
     "joined": "{machine} has {value} of the child {step} for {task}",
     "says": "{machine} emits item {value} of the body of {task} ({step!r})",
     "notes": "{machine} emits {value!r} of {task}, with a key",
-    "told": "{machine} has emitted what {step} of {task} does: {value}",
+    "emitted": "{machine} has emitted what {step} of {task} does: {value}",
     "heard": "{machine} has {value} of {step} for {task}",
     "sets": "{machine} sets {value!r}",
     "reads": "{machine} has read {value!r} for {step} of {task}",

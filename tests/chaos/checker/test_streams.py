@@ -62,7 +62,9 @@ FACTS = [entry(1, {"key": "title"}, unit="", key="k1"), entry(2, {"key": "step-0
 SHOWN = [[3 + number, said(TOKEN, number)] for number in range(3)]
 
 
-def told(tokens: list[Any] = TOKENS, output: list[Any] = OUTPUT, facts: list[Any] = FACTS, **page: Any) -> list[Event]:
+def journal_of(
+    tokens: list[Any] = TOKENS, output: list[Any] = OUTPUT, facts: list[Any] = FACTS, **page: Any
+) -> list[Event]:
     """Return the journal of the task, of its streams, and of one page."""
     begin = {"task": TASK, "run": "2.1", "step": "step-0", "token": TOKEN}
     end = {"state": "succeeded", "number": 5, "result": RESULT}
@@ -100,8 +102,8 @@ def told(tokens: list[Any] = TOKENS, output: list[Any] = OUTPUT, facts: list[Any
 
 
 def test_a_sound_task_violates_nothing() -> None:
-    assert rules(*told()) == set()
-    assert "streams: 9 items stored; pages: 1 followed, 0 loaded again" in [*counted(history(read(*told())))]
+    assert rules(*journal_of()) == set()
+    assert "streams: 9 items stored; pages: 1 followed, 0 loaded again" in [*counted(history(read(*journal_of())))]
 
 
 @pytest.mark.parametrize(
@@ -124,19 +126,19 @@ def test_a_sound_task_violates_nothing() -> None:
     ],
 )
 def test_each_violation_is_found(changed: dict[str, Any], rule: str) -> None:
-    assert rule in rules(*told(**changed))
+    assert rule in rules(*journal_of(**changed))
 
 
 def test_a_page_without_an_end_is_found() -> None:
-    assert rules(*told(), (8.0, "unshown", {"task": TASK})) == {"no end of a stream"}
+    assert rules(*journal_of(), (8.0, "unshown", {"task": TASK})) == {"no end of a stream"}
 
 
 def test_a_page_that_began_with_the_last_items_shows_those() -> None:
-    assert rules(*told(items=SHOWN[1:], begin=4, last=2)) == set()
-    assert rules(*told(items=SHOWN, begin=4, last=2)) == {"item not shown"}
+    assert rules(*journal_of(items=SHOWN[1:], begin=4, last=2)) == set()
+    assert rules(*journal_of(items=SHOWN, begin=4, last=2)) == {"item not shown"}
 
 
 def test_a_page_may_have_seen_what_redis_has_lost_since() -> None:
     other = [[number, said(FORMER, at)] for at, (number, _) in enumerate(SHOWN)]
-    assert rules(*told(items=other)) == {"item not shown"}
-    assert "item not shown" not in rules(*told(items=other), *LOSS)
+    assert rules(*journal_of(items=other)) == {"item not shown"}
+    assert "item not shown" not in rules(*journal_of(items=other), *LOSS)

@@ -240,6 +240,8 @@ def check_families(world: World) -> None:
 def _excused(world: World, entry: Entry) -> bool:
     """Return whether an error is that of a run without its lease, or of a task or a join that the server has lost."""
     lost = entry.value.startswith("TaskNotFound") or "is a dead letter (lost)" in entry.value
+    # the cancellation of the parent, before that of the child was sent
+    lost = lost or ("was cancelled" in entry.value and entry.task in world.cancelled)
     return entry.value.startswith("LeaseLost") or (lost and bool(world.server.lost))
 
 

@@ -62,7 +62,7 @@ def _visible(entries: Iterable[_Stored]) -> list[_Stored]:
 
 
 @dataclass
-class _Told:
+class _Account:
     """What the handlers of a task have done, as the journal has it.
 
     Attributes:
@@ -85,7 +85,7 @@ class _Told:
 
     @property
     def last_run(self) -> list[Entry]:
-        """What the run that has returned a result last has said, noted and heard."""
+        """Calls of the run that has returned a result last."""
         return self.runs.get(self.finisher, [])
 
 
@@ -102,10 +102,10 @@ def check_streams(world: World) -> None:
     """Check at the end that each stream has what its task has emitted, and that readers have seen it."""
     if not any(task.kind in STREAMING for task in world.plan.tasks):
         return
-    told: dict[str, _Told] = defaultdict(_Told)
+    accounts: dict[str, _Account] = defaultdict(_Account)
     for entry in world.journal.entries:
-        about = told[entry.task]
-        if entry.what == "told":
+        about = accounts[entry.task]
+        if entry.what == "emitted":
             about.by_token[entry.value["token"]] = entry.value
             about.units[entry.value["token"]] = entry.step
         elif entry.what in ("says", "notes", "heard"):
@@ -116,7 +116,7 @@ def check_streams(world: World) -> None:
     kinds = {task.id: task.kind for task in world.plan.tasks if task.kind in STREAMING}
     kinds |= {f"{task}.h1": "narrates" for task, kind in kinds.items() if kind == "forwards"}
     for task, kind in kinds.items():
-        _TaskCheck(world, task, kind, streams.get(task, {}), told[task]).check()
+        _TaskCheck(world, task, kind, streams.get(task, {}), accounts[task]).check()
     _check_keys(world)
     for reader in world.pages.readers:
         _check_reader(world, reader, streams)
@@ -152,9 +152,11 @@ def _streams_of(world: World) -> dict[str, dict[str, list[_Stored]]]:
 class _TaskCheck:
     """Checks of the streams of one task."""
 
-    def __init__(self, world: World, task: str, kind: str, streams: dict[str, list[_Stored]], told: _Told) -> None:
+    def __init__(
+        self, world: World, task: str, kind: str, streams: dict[str, list[_Stored]], account: _Account
+    ) -> None:
         self._world, self._task, self._kind = world, task, kind
-        self._streams, self._told = streams, told
+        self._streams, self._account = streams, account
         self._visible = {name: _visible(entries) for name, entries in streams.items()}
 
     def _add(self, kind: str, text: str) -> None:
@@ -166,9 +168,9 @@ class _TaskCheck:
             self._check_runs(name, entries)
             self._check_units(name)
         for key, token in _recorded(self._world, self._task).items():
-            for name in self._told.streams(token):
-                self._compare(name, key, self._told.places(token, name))
-            self._check_keys(self._told.by_token.get(token, {}).get("keys", ()))
+            for name in self._account.streams(token):
+                self._compare(name, key, self._account.places(token, name))
+            self._check_keys(self._account.by_token.get(token, {}).get("keys", ()))
         if self._world.checks.state(self._task) == "succeeded":
             self._check_succeeded()
 
@@ -225,13 +227,13 @@ class _TaskCheck:
         """Check what the run has emitted that has returned the result."""
         if self._kind == "speaks":
             for token in _result_of(self._world, self._task) or ():
-                self._compare("output", self._told.units[token], self._told.places(token, "output"))
+                self._compare("output", self._account.units[token], self._account.places(token, "output"))
         for item in [item for items in self._visible.values() for item in items if "token" in item.value]:
-            if item.value["token"] not in self._told.by_token:
+            if item.value["token"] not in self._account.by_token:
                 self._add("void item", f"has {item.value} of a try that was cut off")
         bodies: dict[tuple[str, str], _Places] = defaultdict(list)
         whole: dict[str, _Places] = defaultdict(list)
-        for entry in self._told.last_run:
+        for entry in self._account.last_run:
             if entry.what == "says":
                 name, number = entry.value
                 bodies[name, entry.step].append(("", number))
@@ -239,8 +241,8 @@ class _TaskCheck:
             elif entry.what == "notes":
                 self._check_keys([entry.value])
             else:
-                for name in self._told.streams(entry.value):
-                    whole[name] += self._told.places(entry.value, name)
+                for name in self._account.streams(entry.value):
+                    whole[name] += self._account.places(entry.value, name)
         for (name, scope), wanted in bodies.items():
             self._compare(name, scope, wanted)
         if self._kind in IN_ORDER:

@@ -66,7 +66,7 @@ def register_streams(kit: TaskKit) -> None:
             journal.write("notes", self.ctx.task_id, "", key)
             await self.ctx.emit({"key": key}, "facts", key=key)
 
-        async def told(self, name: str, pause: float, *, durability: Any = "sync", **more: Any) -> str:
+        async def step(self, name: str, pause: float, *, durability: Any = "sync", **more: Any) -> str:
             """Call a step that emits."""
             retry = more.pop("retry", None)
             caller = self.ctx.options(durability=durability, **({} if retry is None else {"retry": retry}))
@@ -103,7 +103,7 @@ def register_streams(kit: TaskKit) -> None:
         await emit_all(token, counts, keys, pause)
         for number in range(inner):
             await current_context().step(f"inner-{number}", tell, pause / 2)
-        journal.write("told", task, key, {"token": token, "counts": counts, "keys": list(keys)})
+        journal.write("emitted", task, key, {"token": token, "counts": counts, "keys": list(keys)})
         if step.attempt <= failures:
             raise ValueError(f"try {step.attempt} fails")
         if current_context().attempt <= attempts:
@@ -117,7 +117,7 @@ def register_streams(kit: TaskKit) -> None:
         for number in range(steps):
             await body.say()
             await body.note(f"page {number}")
-            found.append(await body.told(f"step-{number}", pause, output=number % 2, keys=("title", f"fact {number}")))
+            found.append(await body.step(f"step-{number}", pause, output=number % 2, keys=("title", f"fact {number}")))
         await body.say("tokens")
         await body.say()
         return found
@@ -128,7 +128,7 @@ def register_streams(kit: TaskKit) -> None:
         body, found = Body(ctx), []
         again = Retry(max_attempts=4, base=0.05)
         for number in range(min(steps, 3)):
-            found.append(await body.told(f"step-{number}", pause, retry=again, failures=number % 3, keys=("title",)))
+            found.append(await body.step(f"step-{number}", pause, retry=again, failures=number % 3, keys=("title",)))
             await body.say()
         return found
 
@@ -138,7 +138,7 @@ def register_streams(kit: TaskKit) -> None:
         body, found = Body(ctx), []
         for number in range(steps):
             await body.say()
-            found.append(await body.told(f"step-{number}", pause, attempts=2 * int(number == 1)))
+            found.append(await body.step(f"step-{number}", pause, attempts=2 * int(number == 1)))
             if number < ctx.attempt < 2:
                 raise ValueError(f"attempt {ctx.attempt} fails")
         return found
@@ -176,7 +176,7 @@ def register_streams(kit: TaskKit) -> None:
         body, found = Body(ctx), []
         for number in range(steps):
             durability = "sync" if number % 3 == 2 else "async"
-            found.append(await body.told(f"step-{number}", pause, durability=durability, output=1))
+            found.append(await body.step(f"step-{number}", pause, durability=durability, output=1))
             await body.say()
         return found
 
@@ -198,7 +198,7 @@ def register_streams(kit: TaskKit) -> None:
         """Fails until its dead letter is replayed."""
         body = Body(ctx)
         await body.say()
-        found = [await body.told("step-0", pause, keys=("title",))]
+        found = [await body.step("step-0", pause, keys=("title",))]
         await body.say()
         run = CURRENT_RUN.get()
         assert run is not None
@@ -212,14 +212,14 @@ def register_streams(kit: TaskKit) -> None:
         """Hands its work to another task that emits."""
         body = Body(ctx)
         await body.say()
-        await body.told("step-0", pause)
+        await body.step("step-0", pause)
         await ctx.continue_as(narrates, why="the rest", arguments={"steps": min(steps, 2), "pause": pause})
 
     @app.task(**options)
     async def floods(ctx: Context, steps: int, pause: float) -> list[str]:
         """Emits more than its streams keep."""
         body = Body(ctx)
-        found = [await body.told(f"step-{number}", pause / 8, tokens=_FLOOD) for number in range(3)]
+        found = [await body.step(f"step-{number}", pause / 8, tokens=_FLOOD) for number in range(3)]
         await body.say("tokens")
         return found
 
@@ -249,5 +249,5 @@ def register_streams(kit: TaskKit) -> None:
             for number in range(2):
                 await ctx.emit({"token": token, "number": number, "run": journal.run})
                 await anyio.sleep(pause / 4)
-            journal.write("told", ctx.task_id, unit, {"token": token, "counts": {"output": 2}, "keys": []})
+            journal.write("emitted", ctx.task_id, unit, {"token": token, "counts": {"output": 2}, "keys": []})
             return token

@@ -106,6 +106,7 @@ async def read_without_record(reader: Any) -> list[StreamItem]:
         reader._position = entries[-1].stored.number
         return [reader._item(entry) for entry in entries]
     reader.record = await reader._tail.record()
+    reader._changes = reader._tail.changes
     return []
 
 
