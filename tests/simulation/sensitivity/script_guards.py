@@ -113,7 +113,7 @@ FINDINGS_OF_SCRIPTS: Final = (
     ),
     Finding(
         "queues/lua/cancel.lua",
-        "pending[1] and string.sub(pending[1][2], 1, 1) ~= ARGV[2]",
+        "pending[2] and string.sub(pending[2], 1, 1) ~= ARGV[2]",
         "a worker runs the task",
         Kind.FOUND,
         "taken from a worker that runs it",
