@@ -95,10 +95,14 @@ def _saving(run: Run, promises: Sequence[OpenPromise]) -> list[Entry]:
     """Return the entry that stores the open promises. It must be put at once. An agent stores them with its state."""
     if run.observer(PromiseOwner) is not None:
         return []
-    kept = promises[-MAX_PROMISES:]
-    data = orjson.dumps([promise.model_dump(mode="json", exclude_defaults=True) for promise in kept])
-    run.history.saved[PROMISES] = data
+    data = run.history.saved[PROMISES] = encode_promises(promises)
     return [Entry(Kind.SAVED, PROMISES, data)]
+
+
+def encode_promises(promises: Sequence[OpenPromise]) -> bytes:
+    """Return the stored form of the open promises of a function."""
+    kept = promises[-MAX_PROMISES:]
+    return orjson.dumps([promise.model_dump(mode="json", exclude_defaults=True) for promise in kept])
 
 
 def made_promise(run: Run, to: object, what: object, due: object, by: object = ME) -> OpenPromise:

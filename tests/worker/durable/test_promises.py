@@ -14,6 +14,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, 
 from perdure.context import Commitment
 from perdure.queues.event_log import read_log_tail
 from perdure.testing import make_context
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.durable.journal.handoff.document import RECEIVED, Handoff
 from perdure.worker.durable.promises import MAX_PROMISES, PROMISES
 from perdure.worker.errors import StepDefinitionError
@@ -308,6 +309,40 @@ async def test_promises_of_an_agent_travel_with_its_successor(app: App) -> None:
         handle = await giver.enqueue("go")
         await work_off(app)
         assert await bounded(handle.result()) == [["me", "ada", "send the list", True], ["ben", "me", "the key", False]]
+
+
+async def test_a_fork_has_the_promises_of_its_point(app: App) -> None:
+    """Also those that the source has taken over, and an answer that is owed."""
+    seen: list[list[str]] = []
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def second(ctx: Context) -> None:
+        if ctx.resumption is not None and ctx.resumption.after == "fork":
+            seen.append([what for _, _, what in promises_in(ctx.resumption.handoff)])
+        await ctx.promise("bob", "call")
+        await ctx.step("one", str, 1)
+        await ctx.keep("ada", "send")
+        await ctx.step("two", str, 2)
+        _ = await ctx.open_wait("approval", who="eve", why="pay?")
+        await ctx.keep("bob", "call")
+
+    @app.task
+    async def first(ctx: Context) -> None:
+        await ctx.promise("ada", "send")
+        await ctx.continue_as(second)
+
+    async with app:
+        handle = await first.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+        source = await handle.successor()
+        assert source is not None
+        forked = [(await fork(app.producer, source.id, at=at)).handle for at in ("one", "two", None)]
+        forked.append((await fork(app.producer, forked[0].id, at=1)).handle)
+        await work_off(app)
+        for each in forked:
+            assert await each.status() is State.SUCCEEDED
+    assert sorted(seen) == [["call"], ["pay?"], ["send", "call"], ["send", "call"]]
 
 
 async def test_handlers_in_threads_make_promises(app: App) -> None:

@@ -28,15 +28,17 @@ from ....queues.transport.large_results import recorded_results
 from ....queues.waits import RECORDS, wait_id
 from ...durable.journal.event import LOG_BASE, RECORDED
 from ...durable.journal.function_plan import FunctionPlan
-from ...durable.journal.parsing import parse_event
+from ...durable.journal.handoff.document import RECEIVED, OpenPromise
+from ...durable.journal.parsing import Unreadable, parse_event
 from ...durable.journal.run_events import Forked, Planned
 from ...durable.journal.step_record import PLANNED, SNAPSHOT, UNSAVED, VERSION, StepRecord
+from ...durable.promises import PROMISES, as_commitments, encode_promises, stored_promises
 from ...errors import BadHistory, first_problem
 from .agent_events import saved_link
 from .archive import archived_field, archived_steps, retired_fields
 from .history import PastState
 from .json_patch import BadPatch, apply, diff
-from .reducer import State, empty_state
+from .reducer import State, empty_state, reduce
 from .snapshot import encode_snapshot
 from .state import AgentState
 
@@ -53,6 +55,9 @@ _FINISH: Final = "#finish"
 
 _REPLAN: Final = "#replan"
 """Checkpoint keys of an agent's result, and of the note that a replan is due."""
+
+_OF_PROMISES: Final = frozenset({"forked", "promised", "promise_kept", "waiting", "waited", "answered"})
+"""Types of events that change the open promises of a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +146,8 @@ async def fork(
         archived = await archived_steps(gateway, partition, task_id)
         other = {archived_field(key): value for key, value in archived.items() if key not in known.archived_later}
         other |= await retired_fields(gateway, partition, task_id)
-    elif known.whole:
-        saved |= await checkpoint_fields(gateway, partition, task_id, PLANNED)
-    elif known.plan is not None:
-        saved[PLANNED] = known.plan.encode()
+    else:
+        saved |= await _plan_and_promises(producer, partition, task_id, known)
     files = orjson.loads(saved[_WORKSPACE]) if _WORKSPACE in saved else None
     forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state), workspace=files)
     place = await store_fork(
@@ -177,6 +180,7 @@ class _SourceAt:
         same_files: Whether no files of the workspace were saved after the point.
         files: Link of the files of the workspace at the point; None if there were none, or if the log lacks it.
         plan: Plan of a function at the point, if the log has one.
+        promises: Its open promises at the point.
     """
 
     state: State
@@ -193,6 +197,7 @@ class _SourceAt:
     same_files: bool
     files: dict[str, Any] | None
     plan: FunctionPlan | None
+    promises: list[OpenPromise]
 
     def has(self, key: str, value: bytes) -> bool:
         """Return whether a step record existed at this point. An agent's result does not count: the fork continues."""
@@ -211,12 +216,28 @@ class _SourceAt:
         return False
 
 
+async def _plan_and_promises(
+    producer: Producer, partition: Partition, task_id: str, known: _SourceAt
+) -> dict[str, bytes]:
+    """Return the saved plan and the open promises of a function at a point."""
+    if known.whole:
+        saved = await checkpoint_fields(producer.gateway, partition, task_id, PLANNED)
+        saved |= await checkpoint_fields(producer.gateway, partition, task_id, PROMISES)
+    else:
+        saved = {} if known.plan is None else {PLANNED: known.plan.encode()}
+    if PROMISES not in saved and known.promises:
+        saved[PROMISES] = encode_promises(known.promises)
+    return saved
+
+
 async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Point, *, lenient: bool) -> _SourceAt:
+    received = stored_promises(task_id, await checkpoint_fields(producer.gateway, partition, task_id, RECEIVED)) or []
     past, records = PastState(task_id, lenient), Records()
     cut = 0 if at == 0 else None
     position = files_saved = 0
     files: dict[str, Any] | None = None
     plan: FunctionPlan | None = None
+    owing = empty_state() | {"commitments": as_commitments(received)}
     later: set[str] = set()
     async for event in walk_events(producer.gateway, partition, task_id):
         position += 1
@@ -230,7 +251,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         if cut is None:
             planned = parse_event(event) if event.type == "planned" else None
             plan = FunctionPlan.after(plan, planned) if isinstance(planned, Planned) else plan
-            plan = None if event.restarts else plan
+            plan, owing = (None, empty_state()) if event.restarts else (plan, _owing(owing, event))
             past.apply(event)
             if _is_at(event, past, at):
                 cut = position
@@ -253,7 +274,18 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         files_saved <= point,
         files,
         plan,
+        [OpenPromise.model_validate(made) for made in owing["commitments"] if not made["done"]],
     )
+
+
+def _owing(state: State, found: TaskEvent) -> State:
+    """Return a state with the promises after an event. One that cannot be read or applied is reported elsewhere."""
+    if found.type not in _OF_PROMISES or isinstance(event := parse_event(found), Unreadable):
+        return state
+    try:
+        return reduce(state, event, found.number or 0)
+    except BadPatch:
+        return state
 
 
 def _is_at(event: TaskEvent, past: PastState, at: Point) -> bool:
