@@ -153,6 +153,26 @@ def test_the_least_important_parts_go_first() -> None:
     assert "x:pay" in text
 
 
+def test_where_to_continue_stays_longer_than_messages_files_and_words_of_the_user() -> None:
+    known = Handoff(
+        task="audit",
+        session="x",
+        why="crash",
+        steps=1,
+        total=3,
+        in_progress=(OpenStep(key="pay", number=2, title="Pay the bill"),),
+        pending=(OpenStep(key="file", number=3),),
+        inbox=tuple(UnreadMessage(sender="ada", text=f"message {number} " * 20) for number in range(10)),
+        constraints=tuple(f"constraint {number} " * 20 for number in range(20)),
+        files=tuple(f"file-{number}" for number in range(50)),
+        dependencies=Dependencies(in_flight=(CallInFlight(key="pay", call="pay(1200)"),)),
+    )
+    text = fitted_text(known, 120, form=Handoff.to_prompt)
+    assert "Continue from step 2 of 3: `pay` Pay the bill." in text
+    assert "was in flight: pay(1200); check whether it took effect first" in text
+    assert "Left out for length: " in text
+
+
 def test_long_texts_are_shortened_before_anything_is_left_out() -> None:
     known = long_handoff().model_copy(update={"goal": "audit " * 1000, "later": (), "decisions": (), "discoveries": ()})
     small = fitted(known, 400)
