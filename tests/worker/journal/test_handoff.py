@@ -182,6 +182,21 @@ def test_long_texts_are_shortened_before_anything_is_left_out() -> None:
     assert len(fitted(known, 100).goal) in (24, 60, 120, 300)
 
 
+def test_reasons_of_parts_are_shortened_and_ids_are_not() -> None:
+    wait = "approval-" * 10
+    known = Handoff(
+        task="audit",
+        session="x",
+        why="waiting",
+        replaced=(DroppedStep(key="guess", why="too coarse " * 1000),),
+        waiting_on=(AwaitedAnswer(what="answer", on="ada", why="the budget " * 1000, wait=wait),),
+    )
+    small = fitted(known, 400)
+    assert small.left_out == {}
+    assert len(small.replaced[0].why) < 1000
+    assert small.waiting_on[0].wait == wait
+
+
 def test_the_head_has_the_goal_and_the_summary_if_there_are_any() -> None:
     """Between the sentence on the stop and the first section."""
 

@@ -151,8 +151,9 @@ _FIRST: Final = frozenset(
 
 _NESTED: Final = frozenset({"tools", "in_flight", "in_doubt"})
 
-_WHOLE: Final = frozenset({"session", "to", "why", "key", "idempotency_key", "left_out"})
-"""Fields that are never shortened."""
+_WHOLE: Final = frozenset({"session", "to", "why", "left_out"})
+_WHOLE_OF_PARTS: Final = frozenset({"key", "idempotency_key", "wait"})
+"""Fields of a document and of its parts that are never shortened."""
 
 
 def _limits(handoff: Handoff) -> Iterator[Mapping[str, int]]:
@@ -190,7 +191,7 @@ def _cut(handoff: Handoff, limits: Mapping[str, int]) -> Handoff:
             gone = len(made["alternatives"])
             left_out["alternatives"] = left_out.get("alternatives", 0) + gone
             made["alternatives"] = ()
-    data = _shortened(data, limits[_TEXT])
+    data = {name: value if name in _WHOLE else _shortened(value, limits[_TEXT]) for name, value in data.items()}
     return Handoff.model_validate({**data, "left_out": {kind: count for kind, count in left_out.items() if count}})
 
 
@@ -200,7 +201,7 @@ def _shortened(value: Any, most: int) -> Any:
         case str():
             return value if len(value) <= most else value[: most - 1] + "…"
         case dict():
-            return {name: one if name in _WHOLE else _shortened(one, most) for name, one in value.items()}
+            return {name: one if name in _WHOLE_OF_PARTS else _shortened(one, most) for name, one in value.items()}
         case list() | tuple():
             return tuple(_shortened(one, most) for one in value)
     return value
