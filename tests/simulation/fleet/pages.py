@@ -123,7 +123,7 @@ class Pages:
             handle = TaskHandle[Any](
                 reader.task, world.handles[reader.task].partition, producer.gateway, producer.notifications
             )
-            reader.opened = world.loop.now
+            reader.opened, reader.loads = world.loop.now, reader.loads + 1
             try:
                 await self._follow(reader, handle)
             except TaskNotFound as error:
@@ -132,7 +132,6 @@ class Pages:
             except StreamTrimmed as error:
                 reader.trimmed = True
                 reader.cursor = error.after
-            reader.loads += 1
 
     async def _follow(self, reader: Reader, handle: TaskHandle[Any]) -> None:
         where: dict[str, Any] = {"last": reader.last} if reader.cursor is None else {"after": reader.cursor}

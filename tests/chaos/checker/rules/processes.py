@@ -33,6 +33,8 @@ def check_processes(history: History) -> Iterator[Violation]:
             start = started[line["child"]]
             if start["role"] == "producer" and line["code"] == -signal.SIGTERM:
                 continue  # stopped before its signal handler was installed
+            if start["role"] == "page" and line["code"] == 0:
+                continue  # all of its pages have ended
             if (
                 line["code"] == 1
                 and line.at - loaded.get(line["child"], start.at) < _STARTING
