@@ -25,7 +25,10 @@ __all__ = ["check_streams"]
 
 @dataclass(frozen=True)
 class _Stored:
-    """An entry of a stream, as the server has it. attempt: of a mark, all items up to it are void; -1 for any."""
+    """An entry of a stream, as the server has it. attempt: of a mark, all items up to it are void; -1 for any.
+
+    value: `{}` of a notice of a resume.
+    """
 
     number: int
     unit: str
@@ -38,13 +41,14 @@ class _Stored:
 def _stored(pairs: Sequence[bytes], entry: bytes) -> _Stored:
     fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
     cut = fields.get(b"cut")
+    is_notice = fields.get(b"k", b"").startswith(b"resumed-")
     return _Stored(
         int(entry.partition(b"-")[0]),
         fields.get(b"u", b"").decode(),
         -1 if cut == b"all" else int(fields.get(b"y", 0)),
         fields.get(b"k", b"").decode(),
         cut is not None,
-        None if cut else orjson.loads(fields[b"d"]),
+        None if cut else {} if is_notice else orjson.loads(fields[b"d"]),
     )
 
 
@@ -52,6 +56,8 @@ def _visible(entries: Iterable[_Stored]) -> list[_Stored]:
     """Return the items that no later mark voids."""
     shown: list[_Stored] = []
     for entry in entries:
+        if entry.value == {}:
+            continue
         if not entry.mark:
             shown.append(entry)
         elif entry.attempt < 0:

@@ -29,9 +29,9 @@ KILLED = Plan(
     1,
     2,
     1.0,
-    tuple(TaskPlan(f"t{number}", "steers", 0.5 + 0.01 * number, 3, 0.8) for number in range(2)),
-    (Fault(2.0, "kill", 0, 1.0), Fault(2.05, "kill", 0, 1.0)),
-    clean=5.0,
+    tuple(TaskPlan(f"t{number}", "steers", 0.5 + 0.01 * number, 3, 1.6) for number in range(4)),
+    (Fault(4.2, "kill", 0, 1.0), Fault(4.25, "kill", 0, 1.0)),
+    clean=8.0,
 )
 """Both workers die in the second step, after changes that are stored."""
 
