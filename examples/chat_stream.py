@@ -67,8 +67,7 @@ PAGE = b"""<!doctype html><title>Chat</title>
 <form id=f><input id=q autofocus><button>Send</button></form><div id=log></div>
 <script>
 function follow(turn) {                       // show a turn from its first word on
-  const line = document.createElement("p"); log.append(line)
-  let shown = []
+  const line = document.createElement("p"); log.append(line); let shown = []
   const events = new EventSource("/turns/" + turn)     // connects again by itself, with the last id that it has seen
   events.onmessage = event => {
     const item = JSON.parse(event.data)
