@@ -72,7 +72,7 @@ async def _note_streams(producer: Producer, partition: Partition, task_id: str, 
         for entry, fields in found:
             item = decode_item(entry, fields)
             shown = {"number": item.number, "unit": item.unit, "attempt": item.attempt, "key": item.key}
-            value = orjson.loads(item.data) if item.data else None
+            value = orjson.loads(item.data) if item.data and not item.is_notice else None
             entries.append({**shown, "cut": item.cut.decode(), "value": value})
         journal.write("stream", task=task_id, stream=name, entries=entries)
 

@@ -14,7 +14,7 @@ from .endings import finisher_of
 __all__ = ["check_streams"]
 
 Entry = dict[str, Any]
-"""A stored entry: number, unit, attempt, key, cut and value."""
+"""A stored entry: number, unit, attempt, key, cut and value. A notice of a resume has neither cut nor value."""
 
 
 def check_streams(history: History) -> Iterator[Violation]:
@@ -39,6 +39,8 @@ def visible_of(entries: list[Entry]) -> list[Entry]:
     """Return the items that no later mark voids."""
     shown: list[Entry] = []
     for entry in entries:
+        if not entry["cut"] and entry["value"] is None:
+            continue
         if not entry["cut"]:
             shown.append(entry)
         elif entry["cut"] == "all":
