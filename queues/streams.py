@@ -300,6 +300,13 @@ class _Page(NamedTuple):
     def last(self) -> int:
         return self.entries[-1].stored.number if self.entries else self.after
 
+    def contradicts(self, earlier: _Page) -> bool:
+        """Return whether this page lacks the last entry of an earlier one, or has another in its place."""
+        last = earlier.last
+        if not earlier.entries or self.after >= last or (self.full and self.last < last):
+            return False
+        return [*earlier.entries[-1:]] != [*self.following(last - 1)[:1]]
+
     def following(self, number: int) -> Sequence[_Entry]:
         """Return the entries after a number."""
         if number == self.after:
@@ -487,6 +494,9 @@ class StreamTail:
         if task.cancelled() or task.exception() is not None:
             return
         page = task.result()
+        if self._newest is not None and page.contradicts(self._newest):
+            self._notified(self._channel, LOST)  # which looks for the loss before it reads on
+            return
         if self._newest is None or (page.entries and page.last >= self._newest.last):
             self._newest = page
             self._wake()  # a reader may have read before these were stored, and their notification counts no more

@@ -386,6 +386,30 @@ async def test_items_are_read_again_of_a_reader_whose_cursor_redis_has_lost_sinc
     ]
 
 
+async def test_a_read_from_further_back_shows_that_items_were_replaced(
+    app: App, handle: TaskHandle[Any], writer: StreamWriter
+) -> None:
+    """No notification tells of the loss: another reader meets it first."""
+    async with aclosing(handle.stream()) as items:
+        for value in ("a", "b", "c"):
+            await writer.emit(value)
+            await bounded(anext(items))
+        waiting = asyncio.ensure_future(anext(items))
+        await redis_command(app, "DEL", writer.key)
+        for number, value in enumerate("ABC", 1):
+            fields = ("t", "1", "u", "", "y", "0", "n", str(number), "d", f'"{value}"')
+            await redis_command(app, "XADD", writer.key, f"{number}-0", *fields)
+        async with aclosing(handle.stream()) as others:
+            assert [(await bounded(anext(others))).value for _ in range(3)] == ["A", "B", "C"]
+        found = [await bounded(waiting), *[await bounded(anext(items)) for _ in range(3)]]
+    assert [(item.kind, item.reason, item.value) for item in found] == [
+        ("cut_off", "lost", None),
+        ("item", None, "A"),
+        ("item", None, "B"),
+        ("item", None, "C"),
+    ]
+
+
 async def test_what_is_stored_while_the_end_is_read_comes_before_it(
     app: App, handle: TaskHandle[Any], writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
