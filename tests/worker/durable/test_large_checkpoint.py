@@ -216,9 +216,8 @@ async def test_the_handler_starts_after_as_many_reads_for_any_number_of_records(
         await bounded(handle.result())
         traffic.start(handle)
     (_, few, _, many), (new_after_few, new_after_many) = before_start, for_new_steps
-    assert [name for name in few[0] if name != "HKEYS"] == many[0]  # names of records are read up to a number
     assert "HLEN" in few[0]
-    assert len(few[0]) < 10
+    assert max(len(few[0]), len(many[0])) < 10  # what the first page has, and need not be read, is chance
     assert many[1] < 1.3 * few[1]
     assert 0 < len(new_after_few) < 5
     assert 0 < len(new_after_many) < 5
