@@ -34,7 +34,16 @@ from perdure.worker.errors import StepDefinitionError, StepOutsideTask
 from pydantic import SecretStr
 
 from tests.support.emitted import entries_of, items_of, names_of, values_of
-from tests.support.workers import bounded, letter, recorded_steps, redis_command, steal, wait_until, work_off
+from tests.support.workers import (
+    bounded,
+    letter,
+    recorded_steps,
+    redis_command,
+    running_worker,
+    steal,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -221,6 +230,20 @@ async def test_readers_get_a_notice_for_the_user_when_a_run_resumes(app: App) ->
     assert notice.value == resumed.data["text"]
     assert (notice.step, notice.problem, notice.summary()["value"]) == (None, None, notice.value)
     assert end.state == "succeeded"
+
+
+async def test_readers_get_no_notice_of_a_wait_or_a_failed_attempt(app: App) -> None:
+    @app.task(retry=AT_ONCE)
+    async def work(ctx: Context) -> None:
+        await ctx.emit("a")
+        await ctx.step("one", int)
+        await ctx.sleep(0.5)
+        if ctx.attempt == 1:
+            raise ConnectionError("busy")
+
+    running = await work.enqueue()
+    async with running_worker(app):
+        assert [item.kind async for item in running.stream()] == ["item", "end"]
 
 
 async def test_a_handler_that_runs_again_continues_after_its_items(app: App) -> None:

@@ -142,17 +142,17 @@ async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
         summary=summary,
         text=resumption.notice(),
     )
-    await _log_resumed(run, event)
+    await _log_resumed(run, event, tell=resumption.interrupted)
 
 
-async def _log_resumed(run: Run, event: Resumed) -> None:
-    """Put the event into the log at once, without delaying the run.
+async def _log_resumed(run: Run, event: Resumed, *, tell: bool) -> None:
+    """Put the event into the log at once, without delaying the run. tell: whether readers of streams get its text.
 
     A full server certainly refuses it: the event is dropped, or a task that needs no memory to finish would wait for
     some. If Redis is unavailable, the write may or may not have arrived: it is repeated under the same number.
     """
     entry = run.next_entry(event)
-    notices = notices_of_resume(run, run.events, event.text) if run.emits and event.text else []
+    notices = notices_of_resume(run, run.events, event.text) if tell and run.emits else []
     try:
         if await run.recorder.put_or_drop(entry, *notices):
             run.cancel(StopReason.CANCELLED)
