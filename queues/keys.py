@@ -23,6 +23,12 @@ on one server.
     {ns:queue:n}:versions:TASK    zset    workers             tasks of a name that wait for a version of its code
                                                               (the score); TTL of their longest wait
     {ns:queue:n}:waiting          zset    workers             tasks with open waits (score: ms of the first one)
+    {ns:queue:n}:limited:KEYID    zset    producers, workers  tasks that wait for limits of one key, by their places
+                                                              (microseconds of Redis' clock); of an ordered key also
+                                                              those that were admitted, until they end
+    {ns:queue:n}:turns:RING       zset    producers, workers  KEYIDs of a ring that have waiting tasks (score: ms of the
+                                                              next look), and `~`, until when all of them wait
+    {ns:queue:n}:rings            zset    producers, workers  rings that have waiting tasks (score: ms of the next look)
     {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
                                                               timeline; TTL of an hour
     {ns:queue:n}:outbox           zset    scripts, workers    tasks that have ended and whose watchers are not notified
@@ -96,6 +102,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -173,7 +180,7 @@ _TYPES: Final = {
     "zset": (
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
-        *("waiting", "outbox", "joins", "stream-keys:*"),
+        *("waiting", "outbox", "joins", "stream-keys:*", "rings", "turns:*", "limited:*"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -211,7 +218,7 @@ def junk_keys(key: str) -> JunkKeys:
 _STREAMS: Final = ("ready", "nudge", "dead", "junk")
 _OTHERS: Final = (
     *("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked"),
-    *("waiting", "outbox", "joins"),
+    *("waiting", "outbox", "joins", "rings"),
 )
 
 
@@ -237,6 +244,7 @@ class Partition:
     waiting: str = field(init=False, compare=False, repr=False)
     outbox: str = field(init=False, compare=False, repr=False)
     joins: str = field(init=False, compare=False, repr=False)
+    rings: str = field(init=False, compare=False, repr=False)
     promote_lock: str = field(init=False, compare=False, repr=False)
     clean_lock: str = field(init=False, compare=False, repr=False)
     sweep_lock: str = field(init=False, compare=False, repr=False)
@@ -281,6 +289,14 @@ class Partition:
 
     def upload(self, task_id: str, content: str) -> str:
         return f"{{{self.namespace}:{self.queue}:{self.index}}}:upload:{task_id}:{content}"
+
+    def limited(self, key_id: str) -> str:
+        """Return the key of the tasks that wait for limits of one key, see `gate_of`."""
+        return f"{{{self.namespace}:{self.queue}:{self.index}}}:limited:{key_id}"
+
+    def turns(self, ring: str) -> str:
+        """Return the key of the limit keys of one ring that have waiting tasks, see `gate_of`."""
+        return f"{{{self.namespace}:{self.queue}:{self.index}}}:turns:{ring}"
 
     def join_keys(self, task_id: str, group: str) -> tuple[str, str, str]:
         """Return the keys of a join: its hash, the set of open children, the list of those that are not launched."""
@@ -350,6 +366,30 @@ class SessionPartition:
 
     def history(self, digest: str) -> str:
         return f"{self._tag}:history:{digest}"
+
+
+class Gate(NamedTuple):
+    """Where a task waits for its limits.
+
+    key_id: the waiting list, of the keys of its limits together; with an ordered limit, `o` and that limit's key alone.
+    ring: names of the limits that these keys take turns for.
+    """
+
+    key_id: str
+    ring: str
+
+    @property
+    def ordered(self) -> bool:
+        """Whether tasks of the key start one after the other, in the order in which they were enqueued."""
+        return self.key_id.startswith("o")
+
+
+def gate_of(limits: Sequence[tuple[str, str, float, str]]) -> Gate:
+    """Return where a task waits for limits: name, key, cost and flags of each, as its envelope has them."""
+    ordered = [use for use in limits if "o" in use[3]]
+    uses = sorted((use[0], use[1]) for use in (ordered[:1] or limits))
+    digest = hashlib.sha1("\n".join(f"{name} {key}" for name, key in uses).encode(), usedforsecurity=False).hexdigest()
+    return Gate(("o" if ordered else "") + digest[:16], ",".join(name for name, _ in uses))
 
 
 class TokenKey(NamedTuple):

@@ -31,6 +31,8 @@ class State(StrEnum):
     SCHEDULED = "scheduled"
     WAITING = "waiting"
     """Parked: stored as `scheduled`, with what it waits for."""
+    LIMITED = "limited"
+    """In the waiting list of its limits."""
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     DEAD = "dead"

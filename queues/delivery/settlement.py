@@ -16,7 +16,7 @@ import orjson
 
 from ..envelope import TaskMessage
 from ..errors import LeaseLost
-from ..keys import RELEASED, Partition
+from ..keys import RELEASED, Partition, gate_of
 from ..partitions.route import registered_retention
 from ..records import State
 from ..security.encryption import ERROR, RESULT
@@ -26,6 +26,7 @@ from ..transport.scripts import queue_script
 from .leases import RELEASED_IDLE_MS, Delivery, check_accepted
 
 _FINISH = queue_script("finish")
+_AWAIT_LIMIT = queue_script("await_limit")
 _AWAIT_VERSION = queue_script("await_version")
 _PARK = queue_script("park")
 _RAISE_COUNT = queue_script("raise_count")
@@ -346,6 +347,39 @@ async def await_version(
         args += ("attempts", counters.attempts, "crashes", counters.crashes, "returns", counters.requeues)
     if not await gateway.run(_AWAIT_VERSION, keys, args):
         raise LeaseLost(task_id, "park")
+
+
+async def await_limit(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    counters: Counters,
+    limits: Sequence[tuple[str, str, float, str]],
+    *,
+    retry: float,
+    entries: int = 0,
+    event: str = "",
+    data: dict[str, object] | None = None,
+) -> None:
+    """Put the task into the waiting list of its limits, and acknowledge its message. Costs no attempt and no crash.
+
+    Args:
+        limits: Name, key, cost and flags of each limit, as in the envelope.
+        retry: Seconds until it makes sense to look at the task again.
+        entries: See `succeed`.
+        event: Type of the event that is logged; empty for a delivery that was never started: nothing is logged.
+        data: Data of the event.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
+        EntriesLost: Redis lacks entries of the run.
+    """
+    partition = delivery.partition
+    gate = gate_of(limits)
+    keys = [*_deferral_keys(partition, task_id), partition.control(task_id), partition.rings, partition.log(task_id)]
+    args: list[Argument] = [*delivery.fence, entries, task_id, *counters, *gate, _milliseconds(retry), event]
+    args.append(_NO_DATA if data is None else orjson.dumps(data))
+    check_accepted(await gateway.run(_AWAIT_LIMIT, keys, args), task_id, "wait for limits")
 
 
 def _deferral_keys(partition: Partition, task_id: str) -> tuple[str, ...]:

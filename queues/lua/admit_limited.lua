@@ -1,0 +1,7 @@
+-- include: limited, payload
+-- Move tasks that have tokens from their waiting lists to the ready stream, and note when the others are looked at again.
+-- KEYS  rings, ready stream, nudge stream, then one record per task
+-- ARGV  number of KEYIDs, number of rings, then of each task: id, KEYID, RING, place, nonce of its token; of each KEYID:
+--       KEYID, RING, its score as looked at, milliseconds until its next look (0: after all others), number of
+--       members to remove, then these; of each ring: RING, milliseconds for which none of its tasks can start, 0 for none
+-- returns  per task 1 admitted now, 0 it does not wait there any more: its token is to be released

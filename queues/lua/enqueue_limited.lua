@@ -1,0 +1,6 @@
+-- include: limited
+-- Put tasks into the waiting lists of their limits. A task whose id has a record already is left alone.
+-- KEYS  rings, nudge stream, mark of a closed partition, timeline, due set, then one record per task
+-- ARGV  of each task, in the order of the records: id, envelope, arguments, KEYID, RING, '1' if it replaces the tasks of the
+--       KEYID that wait, else ''
+-- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed

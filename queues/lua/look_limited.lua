@@ -1,0 +1,6 @@
+-- Find tasks that wait for limits and have their turn. Read-only.
+-- KEYS  rings
+-- ARGV  largest number of tasks, then pairs of a KEYID and its RING that are looked at whether they are due or not
+-- returns  {time in milliseconds (with a fraction), tasks, KEYIDs, milliseconds until the next look, -1 for none}. Of each
+--          task {id, KEYID, RING, place, limits as in its envelope (JSON), '1' if no worker has started it yet}. Of each
+--          KEYID {KEYID, RING, its score, members of its list that do not wait there any more}
