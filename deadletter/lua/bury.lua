@@ -1,4 +1,4 @@
--- include: fence, payload, retention, on_end, watched, streams
+-- include: fence, payload, retention, on_end, watched, streams, turns
 -- Settle a delivery by turning the task into a dead letter.
 -- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, outbox, record
 --       of the clean-up task if it has one
@@ -44,6 +44,7 @@ redis.call('ZSCORE', KEYS[8], '')
 redis.call('ZSCORE', KEYS[9], '')
 redis.call('ZSCORE', KEYS[10], '')
 local streams = stream_keys(KEYS[2])
+local tag, key_id, ring = line_of(KEYS[2], redis.call('HGET', KEYS[2], 'gate'))
 begin_outcome(KEYS[1], KEYS[2])
 local envelope, arguments = payload(KEYS[2], ARGV[6])
 if envelope and not raw then
@@ -79,6 +80,9 @@ redis.call('DEL', KEYS[7])
 if KEYS[11] then
   redis.call('HSET', KEYS[2], 'cleanup', ARGV[15])
   enqueue_cleanup(KEYS[1], KEYS[9], KEYS[11], ARGV[15], ARGV[16], ARGV[17])
+end
+if tag then
+  leave_line(tag, ARGV[6], key_id, ring, now)
 end
 redis.call('PUBLISH', KEYS[2], 'dead')
 end_attempt(KEYS[3], 18, ARGV[12])

@@ -69,7 +69,7 @@ if not holder[1] then
 end
 redis.call('PEXPIRE', KEYS[7], 2592000000)
 redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'excused', 'recent',
-  'recent_at', 'crash', 'newer_since')
+  'recent_at', 'crash', 'newer_since', 'gate')
 redis.pcall('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], 'edited', '1')

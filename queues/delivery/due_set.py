@@ -33,6 +33,7 @@ async def promote_due(
     *,
     for_claim: bool = False,
     on_requests: Callable[[Sequence[bytes]], Awaitable[None]] | None = None,
+    admit: Callable[[Partition], Awaitable[float | None]] | None = None,
 ) -> tuple[int, float | None]:
     """Move due tasks to the ready stream, a bounded number.
 
@@ -43,13 +44,15 @@ async def promote_due(
         for_claim: Release the messages for the caller's worker, which claims them next: no blocked read returns them.
         on_requests: Called with the requests to cancel tasks before the tasks are moved; it removes them. None leaves
             them for another call.
+        admit: Called if tasks that wait for limits have their turn; returns the seconds until it is to be called again,
+            None if none waits. None leaves them for another call.
 
     Returns:
         How many tasks were moved, and the seconds until the next call makes sense: 0 if more are due already, None if
         nothing is scheduled.
     """
-    ids, wait_ms = await gateway.run(_DUE, [partition.due], [_BATCH])
-    moved = 0
+    ids, wait_ms, look_ms = await gateway.run(_DUE, [partition.due, partition.rings], [_BATCH])
+    moved, to_lists = 0, False
     if ids:
         requests = [member for member in ids if member.startswith(CANCEL_REQUEST)]
         if requests and on_requests is not None:
@@ -60,9 +63,14 @@ async def promote_due(
         if tasks:
             records = map(partition.record, tasks)
             moved = await gateway.run(_PROMOTE, [partition.due, partition.ready, *records], [*tasks, *kept])
-    if len(ids) == _BATCH:
-        return moved, 0.0
-    return moved, None if wait_ms < 0 else wait_ms / 1000
+            to_lists = moved < len(tasks)  # or another worker was faster
+    wait = None if wait_ms < 0 else wait_ms / 1000
+    if admit is not None and (to_lists or look_ms >= 0):
+        look: float | None = look_ms / 1000
+        if to_lists or look_ms == 0:
+            look = await admit(partition)
+        wait = look if wait is None else wait if look is None else min(wait, look)
+    return moved, 0.0 if len(ids) == _BATCH else wait
 
 
 async def wake_version(

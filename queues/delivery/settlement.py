@@ -376,7 +376,8 @@ async def await_limit(
     """
     partition = delivery.partition
     gate = gate_of(limits)
-    keys = [*_deferral_keys(partition, task_id), partition.control(task_id), partition.rings, partition.log(task_id)]
+    keys = [*_deferral_keys(partition, task_id), partition.control(task_id), partition.log(task_id)]
+    keys += (partition.limited(gate.key_id), partition.turns(gate.ring), partition.rings)
     args: list[Argument] = [*delivery.fence, entries, task_id, *counters, *gate, _milliseconds(retry), event]
     args.append(_NO_DATA if data is None else orjson.dumps(data))
     check_accepted(await gateway.run(_AWAIT_LIMIT, keys, args), task_id, "wait for limits")

@@ -1,6 +1,6 @@
--- include: fence, limited
+-- include: fence, turns, limited
 -- Settle a delivery by putting the task into the waiting list of its limits. Costs neither an attempt nor a crash.
--- KEYS  ready stream, record, due set, nudge stream, control, rings, log
+-- KEYS  ready stream, record, due set, nudge stream, control, log, then waiting list, turns and rings
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, KEYID, RING, milliseconds until the next
 --       look, event type ('' for a delivery that never started: nothing is logged), event data (JSON)
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
@@ -15,27 +15,28 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
-check_line(KEYS[6], ARGV[10], ARGV[11])
+check_line(tag_of(KEYS[1]), ARGV[10], ARGV[11])
 redis.call('ZSCORE', KEYS[3], '')
-redis.call('XRANGE', KEYS[7], '0-0', '0-0')
+redis.call('XRANGE', KEYS[6], '0-0', '0-0')
+local tag, task, key_id, ring = tag_of(KEYS[1]), ARGV[6], ARGV[10], ARGV[11]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
+local place = string.match(redis.call('HGET', KEYS[2], 'gate') or '', '^' .. key_id .. ' %S+ (%d+)$')
 begin_outcome(KEYS[1], KEYS[2])
 if redis.call('HEXISTS', KEYS[5], 'cancel') == 1 then
-  put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[6], now_ms())
+  put_off(KEYS[3], KEYS[4], KEYS[2], task, now_ms())
   redis.call('HSET', KEYS[2], 'state', 'scheduled')
 else
-  local key_id, _, place = gate_of(KEYS[2])
-  place = key_id == ARGV[10] and string.sub(key_id, 1, 1) == 'o' and tonumber(place) or nil
+  place = string.sub(key_id, 1, 1) == 'o' and tonumber(place) or 0
   redis.call('HSETNX', KEYS[2], 'at', string.match(ARGV[3], '^%d+'))
   redis.call('HSET', KEYS[2], 'state', 'limited')
-  wait_in_line(KEYS[6], KEYS[4], KEYS[2], ARGV[6], ARGV[10], ARGV[11], place, now, now / 1000 + tonumber(ARGV[12]))
+  wait_in_line(tag, KEYS[2], task, key_id, ring, place, now, now / 1000 + tonumber(ARGV[12]))
 end
 close(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'worker', ARGV[2], 'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9])
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
 if ARGV[13] ~= '' then
-  redis.pcall('XADD', KEYS[7], '*', 'type', ARGV[13], 'data', ARGV[14])
+  redis.pcall('XADD', KEYS[6], '*', 'type', ARGV[13], 'data', ARGV[14])
 end
 redis.call('PUBLISH', KEYS[2], 'limited')
 return 1

@@ -1,4 +1,4 @@
--- include: retention, watched, streams
+-- include: retention, watched, streams, turns
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees. One that has a clean-up
 -- task becomes due with such a request: the worker that takes it ends it, and enqueues the clean-up task in one act.
 -- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, nudge stream, outbox, tasks that
@@ -21,7 +21,7 @@ local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
 end
-if state ~= 'queued' and state ~= 'scheduled' then
+if state ~= 'queued' and state ~= 'scheduled' and state ~= 'limited' then
   return state
 end
 local now = redis.call('HMGET', KEYS[2], 'at', 'entry', 'token', 'replays', 'waits')
@@ -60,11 +60,12 @@ end
 redis.call('ZSCORE', KEYS[6], '')
 redis.call('ZSCORE', KEYS[11], '')
 local streams = stream_keys(KEYS[2])
+local tag, key_id, ring = line_of(KEYS[2], redis.call('HGET', KEYS[2], 'gate'), true)
 redis.call('PERSIST', KEYS[8])
 if ARGV[12] ~= '' then
   redis.call('HSET', KEYS[2], 'replaced_by', ARGV[12])
 end
-if state == 'scheduled' then
+if state ~= 'queued' then
   redis.call('ZREM', KEYS[5], ARGV[3])
   if KEYS[12] then
     redis.call('ZREM', KEYS[12], ARGV[3])
@@ -82,6 +83,9 @@ else
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if tag then
+  leave_line(tag, ARGV[3], key_id, ring, now)
+end
 if cleanup then
   redis.call('HSET', KEYS[8], 'cancel', '1')
   redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', now)

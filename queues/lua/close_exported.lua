@@ -1,4 +1,4 @@
--- include: retention, streams
+-- include: retention, streams, turns
 -- Cancel a task that continues on another deployment, if nothing has changed it since it was read.
 -- KEYS  record, steps, log, due set, retentions, inbox, control, timeline, dead-letter stream
 -- ARGV  task id, retention in milliseconds, the same rounded up to one that is registered, data of the event, then what
@@ -28,6 +28,7 @@ redis.call('ZSCORE', KEYS[4], '')
 redis.call('ZSCORE', KEYS[5], '')
 redis.call('XRANGE', KEYS[9], '0-0', '0-0')
 local streams = stream_keys(KEYS[1])
+local tag, key_id, ring = line_of(KEYS[1], redis.call('HGET', KEYS[1], 'gate'))
 redis.call('XADD', KEYS[3], '*', 'type', 'exported', 'data', ARGV[4])
 if now[1] == 'scheduled' then
   redis.call('ZREM', KEYS[4], ARGV[1])
@@ -54,5 +55,8 @@ redis.call('PEXPIRE', KEYS[3], ARGV[2])
 redis.call('PEXPIRE', KEYS[6], ARGV[2])
 expire_streams(streams, ARGV[2])
 redis.call('PEXPIRE', KEYS[8], 2592000000)
+if tag then
+  leave_line(tag, ARGV[1], key_id, ring, ended)
+end
 redis.call('PUBLISH', KEYS[1], 'cancelled')
 return 1

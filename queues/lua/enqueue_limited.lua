@@ -1,6 +1,56 @@
--- include: limited
--- Put tasks into the waiting lists of their limits. A task whose id has a record already is left alone.
--- KEYS  rings, nudge stream, mark of a closed partition, timeline, due set, then one record per task
--- ARGV  of each task, in the order of the records: id, envelope, arguments, KEYID, RING, '1' if it replaces the tasks of the
---       KEYID that wait, else ''
+-- include: turns, limited
+-- Put tasks into the waiting lists of their limits, and tasks without limits on the ready stream. A task whose id has a record already is
+-- left alone.
+-- KEYS  ready stream, mark of a closed partition, timeline, due set, nudge stream, rings, then one record per task, then the waiting lists
+--       and turns
+-- ARGV  number of tasks, then of each task, in the order of the records: id, envelope, arguments, KEYID and RING ('' without limits), '1' if it
+--       replaces the tasks of its KEYID that wait, else ''
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
+-- Atomic: record, place in the waiting list, turn and entry in the timeline appear together, and nothing is stored once the
+-- partition is closed, but for a task of an ordered KEYID that has tasks here: no later task may overtake these.
+-- A task that replaces others requests their cancellation in the same act (see handle.py): a worker carries that out.
+local tag = tag_of(KEYS[1])
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[1], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[3], '')
+redis.call('ZSCORE', KEYS[4], '')
+for i = 1, tonumber(ARGV[1]) do
+  local at = i * 6 - 5
+  if ARGV[at + 4] ~= '' then
+    check_line(tag, ARGV[at + 4], ARGV[at + 5])
+  end
+end
+local closed = redis.call('EXISTS', KEYS[2]) == 1
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local ms = math.floor(now / 1000)
+
+local stored, times = {}, {}
+for place = 1, tonumber(ARGV[1]) do
+  local i, at = place + 6, place * 6 - 5
+  local task, envelope, arguments, key_id, ring = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
+  if redis.call('EXISTS', KEYS[i]) == 1 then
+    stored[place] = 0
+  elseif closed and not keeps_closed(tag, key_id) then
+    stored[place] = -1
+  elseif key_id == '' then
+    local entry = redis.call('XADD', KEYS[1], '*', 'env', envelope, 'args', arguments)
+    redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry, 'env', envelope, 'args', arguments)
+    stored[place] = 1
+  else
+    if ARGV[at + 6] == '1' then
+      request_replacement(tag, key_id, task)
+    end
+    redis.call('HSET', KEYS[i], 'state', 'limited', 'at', ms, 'env', envelope, 'args', arguments)
+    wait_in_line(tag, KEYS[i], task, key_id, ring, 0, now, now / 1000)
+    stored[place] = 1
+  end
+  if stored[place] == 1 then
+    times[#times + 1] = ms
+    times[#times + 1] = task
+  end
+end
+if times[1] then
+  redis.call('ZADD', KEYS[3], unpack(times))
+end
+return stored

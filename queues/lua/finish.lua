@@ -1,4 +1,4 @@
--- include: fence, inbox, retention, on_end, streams
+-- include: fence, inbox, retention, on_end, streams, turns
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any, then the
 --       record of its clean-up task if it has one, then the outbox if ARGV has the retentions at its end
@@ -26,7 +26,7 @@ local function unread(inbox)
 end
 
 -- as in watched.lua, without its functions: each call of a script would create them for plain tasks as well
-local about = redis.call('HMGET', KEYS[2], 'watchers', 'streams')
+local about = redis.call('HMGET', KEYS[2], 'watchers', 'streams', 'gate')
 local watched = about[1] and true or false
 local answer = watched and 3 or 1
 if not owned(KEYS[1]) then
@@ -52,6 +52,10 @@ if left and #KEYS - (known and 1 or 0) < 8 then
 end
 local early = kept and inbox_number(string.match(redis.call('HGET', KEYS[3], 'early') or '', '^(%d+) %d+$')) or 0
 local streams = about[2] and stream_keys(KEYS[2])
+local tag, key_id, ring
+if about[3] then
+  tag, key_id, ring = line_of(KEYS[2], about[3])
+end
 for i = 8, left and 8 or 0 do
   -- a log of another type ends the script here, before its first write
   redis.call('XLEN', KEYS[i])
@@ -91,6 +95,9 @@ for i = 7, #KEYS do
     end
     redis.call('PEXPIRE', KEYS[i], ARGV[11])
   end
+end
+if tag then
+  leave_line(tag, string.match(KEYS[2], '[^:]*$'), key_id, ring, now)
 end
 if streams then
   expire_streams(streams, ARGV[11])

@@ -1,4 +1,4 @@
--- include: streams
+-- include: streams, turns
 -- Delete a task in whatever state it is, with all that it has said.
 -- KEYS  ready stream, record, steps, log, inbox, control, due set, dead-letter stream, timeline
 -- ARGV  group, first character of the consumers that are not workers, id, id of its successor as the caller has read it
@@ -10,13 +10,18 @@
 redis.call('ZSCORE', KEYS[7], '')
 redis.call('XRANGE', KEYS[8], '0-0', '0-0')
 redis.call('ZSCORE', KEYS[9], '')
-local known = redis.call('HMGET', KEYS[2], 'entry', 'dead', 'handed_to')
+local known = redis.call('HMGET', KEYS[2], 'entry', 'dead', 'handed_to', 'gate')
 if (known[3] or '') ~= ARGV[4] then
   return -1
 end
 local streams = stream_keys(KEYS[2])
+local tag, key_id, ring = line_of(KEYS[2], known[4], true)
 redis.call('ZREM', KEYS[7], ARGV[3])
 redis.call('ZREM', KEYS[9], ARGV[3])
+if tag then
+  local time = redis.call('TIME')
+  leave_line(tag, ARGV[3], key_id, ring, time[1] * 1000)
+end
 if known[2] then
   redis.call('XDEL', KEYS[8], known[2])
 end

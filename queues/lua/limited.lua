@@ -1,66 +1,97 @@
--- The prelude of scripts that put tasks into waiting lists of limits: `limited` in the line `-- include:`.
--- A waiting list has the tasks of one KEYID by their places. KEYIDs that have waiting tasks take turns in the ring of
--- their limits, and the rings of a partition are in one set: both by the time of the next look. KEYID and RING of a task
--- are the first two words of its field `gate`, the third is its place. All keys are in the slot of `rings`.
--- gate_of(record): KEYID, RING and place of a task; nothing if the record has none, or another program wrote it.
--- line_keys(rings, key_id, ring): the waiting list, and the turns of its ring.
--- check_line(rings, key_id, ring): a key of another type ends the script here, before its first write.
--- wait_in_line(rings, nudges, record, task, key_id, ring, place, now, look): add a task to its waiting list: at this
---   place, or, if it is nil, at the end. now: microseconds. look: milliseconds of the next look at a KEYID that has
---   no turn yet. Wakes a worker if that is earlier than all others. A ring whose limits have no room at all
---   (`~` among the turns) keeps its time. The caller stores the state.
--- leave_line(rings, nudges, record, task, now): an ordered task leaves its list at its end, and the next one has its turn.
-local function gate_of(record)
-  local gate = redis.call('HGET', record, 'gate')
-  return string.match(gate or '', '^(o?%x+) ([%w._,-]+) (%d+)$')
+-- The prelude of scripts that put tasks into the waiting lists of limits: `limited` in the line `-- include:`.
+-- A waiting list, `limited:KEYID`, has the tasks of one KEYID by their places. The KEYIDs that have waiting tasks are in
+-- `turns:RING` by the time of their next look, and the rings of a partition in `rings`. KEYID, RING and place of a task are
+-- the words of its field `gate` (place 0: it has none yet). KEYIDs of ordered limits begin with `o`: such a list has a
+-- task from its first place until it ends. All keys are made from the tag of a key of the same slot.
+-- tag_of(key): what all keys of the slot begin with.
+-- gate_of(record, envelope): KEYID, RING and place of a task that has limits; nothing for another one. Without the field,
+--   or if another program wrote it, KEYID and RING follow from the envelope, as in keys.py.
+-- check_line(tag, key_id, ring): a key of another type ends the script here, before its first write.
+-- wait_in_line(tag, record, task, key_id, ring, place, now, look): add a task to its waiting list: at this place, or at the
+--   end if it is 0. now: microseconds. look: milliseconds of the next look at a KEYID that has no turn yet.
+-- keeps_closed(tag, key_id): whether a closed partition takes a task of this KEYID: an ordered one that has tasks here, which
+--   no later task may overtake.
+-- request_replacement(tag, key_id, task): request the cancellation of those that wait and were never started (see handle.py).
+-- Include turns.lua before it.
+local function tag_of(key)
+  return string.match(key, '^.-}:')
 end
 
-local function line_keys(rings, key_id, ring)
-  local tag = string.match(rings, '^(.*:)rings$')
-  return tag .. 'limited:' .. key_id, tag .. 'turns:' .. ring
-end
-
-local function check_line(rings, key_id, ring)
-  local list, turns = line_keys(rings, key_id, ring)
-  redis.call('ZSCORE', list, '')
-  redis.call('ZSCORE', turns, '')
-  redis.call('ZSCORE', rings, '')
-end
-
-local function give_turn(rings, nudges, turns, key_id, ring, look)
-  redis.call('ZADD', turns, look, key_id)
-  local full = tonumber(redis.call('ZSCORE', turns, '~') or 0)
-  local known = redis.call('ZSCORE', rings, ring)
-  local at = math.max(look, full)
-  if not known or at < tonumber(known) then
-    local first = redis.call('ZRANGE', rings, 0, 0, 'WITHSCORES')[2]
-    redis.call('ZADD', rings, at, ring)
-    if not first or at < tonumber(first) then
-      redis.call('XADD', nudges, 'MAXLEN', 16, '*', 'why', 'due')
-    end
+local function limits_of(envelope)
+  if envelope and string.find(envelope, '"limits":[', 1, true) then
+    local read, form = pcall(cjson.decode, envelope)
+    local limits = read and type(form) == 'table' and form['limits']
+    return type(limits) == 'table' and #limits > 0 and limits or nil
   end
 end
 
-local function wait_in_line(rings, nudges, record, task, key_id, ring, place, now, look)
-  local list, turns = line_keys(rings, key_id, ring)
-  if not place then
+local function derived(limits)
+  local uses, ordered = {}, nil
+  for i = 1, #limits do
+    local use = limits[i]
+    if type(use) ~= 'table' or not string.match(tostring(use[1]), '^[%w._-]+$') or type(use[2]) ~= 'string' then
+      return
+    end
+    uses[i] = use[1] .. ' ' .. use[2]
+    if not ordered and string.find(tostring(use[4]), 'o', 1, true) then
+      ordered = uses[i]
+    end
+  end
+  uses = ordered and {ordered} or uses
+  table.sort(uses)
+  local names = {}
+  for i = 1, #uses do
+    names[i] = string.match(uses[i], '^%S+')
+  end
+  return (ordered and 'o' or '') .. string.sub(redis.sha1hex(table.concat(uses, '\n')), 1, 16), table.concat(names, ',')
+end
+
+local function gate_of(record, envelope)
+  local limits = limits_of(envelope)
+  if limits then
+    local gate = redis.call('HGET', record, 'gate') or ''
+    local key_id, ring, place = string.match(gate, '^(o?%x+) ([%w._,-]+) (%d+)$')
+    if key_id then
+      return key_id, ring, tonumber(place)
+    end
+    key_id, ring = derived(limits)
+    return key_id, ring, 0
+  end
+end
+
+local function check_line(tag, key_id, ring)
+  redis.call('ZSCORE', tag .. 'limited:' .. key_id, '')
+  redis.call('ZSCORE', tag .. 'turns:' .. ring, '')
+  redis.call('ZSCORE', tag .. 'rings', '')
+end
+
+local function wait_in_line(tag, record, task, key_id, ring, place, now, look)
+  local list = tag .. 'limited:' .. key_id
+  if place == 0 then
     local last = redis.call('ZRANGE', list, -1, -1, 'WITHSCORES')[2]
     place = math.max(now, last and tonumber(last) + 1 or 0)
   end
   redis.call('ZADD', list, place, task)
   redis.call('HSET', record, 'gate', key_id .. ' ' .. ring .. ' ' .. string.format('%.0f', place))
-  if not redis.call('ZSCORE', turns, key_id) then
-    give_turn(rings, nudges, turns, key_id, ring, look)
+  if not redis.call('ZSCORE', tag .. 'turns:' .. ring, key_id) then
+    give_turn(tag, key_id, ring, look)
   end
 end
 
-local function leave_line(rings, nudges, record, task, now)
-  local key_id, ring = gate_of(record)
-  if key_id then
-    local list, turns = line_keys(rings, key_id, ring)
-    redis.call('ZREM', list, task)
-    if string.sub(key_id, 1, 1) == 'o' and redis.call('ZCARD', list) > 0 then
-      give_turn(rings, nudges, turns, key_id, ring, now / 1000)
+local function keeps_closed(tag, key_id)
+  return string.sub(key_id, 1, 1) == 'o' and redis.call('ZCARD', tag .. 'limited:' .. key_id) > 0
+end
+
+local function request_replacement(tag, key_id, task)
+  local found = redis.call('ZREVRANGE', tag .. 'limited:' .. key_id, 0, 999)
+  for i = 1, #found do
+    local of = redis.call('HMGET', tag .. 'record:' .. found[i], 'state', 'at', 'token', 'replays', 'settled')
+    if of[1] == 'limited' and not of[5] then
+      local life = (of[2] or '') .. ' ' .. (of[3] or '') .. ' ' .. (of[4] or '')
+      redis.call('ZADD', tag .. 'due', 0, '~cancel ' .. found[i] .. ' ' .. life .. ' ' .. task .. ' 1')
     end
+  end
+  if found[1] then
+    redis.call('XADD', tag .. 'nudge', 'MAXLEN', 16, '*', 'why', 'due')
   end
 end

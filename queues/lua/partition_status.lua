@@ -1,5 +1,5 @@
 -- Return how far a partition has been drained after it was closed. Read-only.
--- KEYS  ready stream, due set, mark of a closed partition
+-- KEYS  ready stream, due set, mark of a closed partition, rings
 -- ARGV  group
 -- returns  -1 open; 0 closed, and not read to its end; 1 read to its end; 2 and no task waits, runs or is due in it
 -- The end is the last id of the mark. Later messages (retries, delayed tasks, replays) do not count: 1 never turns
@@ -12,7 +12,7 @@ end
 if not string.match(last, '^%d+%-%d+$') then
   last = '+' -- another program wrote the mark: every message must have been delivered
 end
-if redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2]) == 0 then
+if redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2]) + redis.call('ZCARD', KEYS[4]) == 0 then
   return 2
 end
 local delivered = '0-0'

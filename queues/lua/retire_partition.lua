@@ -1,5 +1,6 @@
 -- Check whether no record of a closed partition can exist any more; then give its keys a TTL.
--- KEYS  ready stream, nudge stream, dead letters, due set, mark of a closed partition, retentions, timeline, outbox, joins
+-- KEYS  ready stream, nudge stream, dead letters, due set, mark of a closed partition, retentions, timeline, outbox, joins,
+--       rings
 -- ARGV  milliseconds for which the mark outlives the partition
 -- returns  1 it can be retired, 0 not yet
 -- Atomic: check and mark in one act. Only a replay can add to a closed, empty partition, and there is no dead letter:
@@ -12,7 +13,7 @@ if redis.call('HEXISTS', KEYS[5], 'last') == 0 then
   return 0
 end
 if redis.call('XLEN', KEYS[1]) + redis.call('XLEN', KEYS[3]) + redis.call('ZCARD', KEYS[4])
-  + redis.call('ZCARD', KEYS[8]) + redis.call('ZCARD', KEYS[9]) > 0 then
+  + redis.call('ZCARD', KEYS[8]) + redis.call('ZCARD', KEYS[9]) + redis.call('ZCARD', KEYS[10]) > 0 then
   redis.call('HDEL', KEYS[5], 'empty')
   return 0
 end

@@ -198,7 +198,7 @@ class PartitionAssignment:
         start = queue.looked_at if queue.looked_at < len(partitions) else 0
         some = partitions[start : start + _CHECKS]
         queue.looked_at = start + _CHECKS
-        written = ("ready", "nudge", "due", "timeline", "closed")
+        written = ("ready", "nudge", "due", "timeline", "closed", "rings")
         await self._gateway.set_keys_aside(getattr(partition, name) for partition in some for name in written)
         marks = await self._gateway.pipeline([("EXISTS", partition.closed) for partition in some])
         for partition, mark in zip(some, marks, strict=True):

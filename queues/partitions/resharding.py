@@ -210,7 +210,7 @@ class PartitionStatus(IntEnum):
 
 async def partition_status(gateway: Gateway, partition: Partition) -> PartitionStatus:
     """Return how far a partition has been drained."""
-    keys = [partition.ready, partition.due, partition.closed]
+    keys = [partition.ready, partition.due, partition.closed, partition.rings]
     return PartitionStatus(await gateway.run(_STATUS, keys, [GROUP]))
 
 
@@ -280,7 +280,7 @@ async def retire_generation(
     for partition in partitions:
         streams = (partition.ready, partition.nudge, partition.dead)
         keys = [*streams, partition.due, partition.closed, partition.retentions, partition.timeline]
-        keys += (partition.outbox, partition.joins)
+        keys += (partition.outbox, partition.joins, partition.rings)
         if not await gateway.run(_RETIRE, keys, [_MARK_TTL]):
             return False
     shorter = route.without(generation)
