@@ -22,7 +22,7 @@ from .defaults import Seconds
 from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .json_form import encodable, named_numbers
-from .keys import DATA_FORMAT
+from .keys import DATA_FORMAT, NAME_PATTERN
 from .partitions.route import spread
 from .runtime import RUNTIME
 from .security.encryption import TaskCipher, argument_chunks, arguments_field
@@ -118,6 +118,29 @@ _MAX_DEPTH: Final = 1_000
 _MAX_VERSION: Final = 2**53
 """Largest depth of a child, and number of a version, in an envelope."""
 
+MAX_LIMITS: Final = 4
+"""Limits of a task, which one script takes together."""
+
+MAX_COST: Final = 2**53
+"""Largest cost of a use of a limit; a script counts in doubles."""
+
+NO_KEY: Final = "-"
+"""Key of the use of a limit that has no keys."""
+
+
+class LimitUse(NamedTuple):
+    """Use of a limit by a task: the limit's name, its key, what the use costs, and letters for what the limit says.
+
+    key: 16 hexadecimal digits, the digest of the values that make it (see limits/definition.py), or `-`.
+    flags: `o` ordered, `p` kept while the task is parked, `d` dropped or `r` in place of the others if it had to wait.
+    """
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    key: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{16}|-)$")]
+    cost: Annotated[int, Field(ge=0, le=MAX_COST)] = 1
+    flags: Annotated[str, Field(pattern=r"^[odpr]{0,4}$")] = ""
+
+
 _Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_LENGTH)]
 _Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
 
@@ -132,7 +155,8 @@ class Envelope(BaseModel):
     that it is a fork or an imported copy of, of the task that this one is a copy of, and so on. on_end: whether the act
     that ends it enqueues a clean-up task; then a worker must cancel it. parent: id of the task that has spawned it.
     depth: number of parents above it. group: whether its arguments hold a group, see groups.py. version: of its code in
-    the worker that spawned it, which its first run keeps. unique: digest of its unique key, see unique.py.
+    the worker that spawned it, which its first run keeps. unique: digest of its unique key, see unique.py. limits: uses
+    of the limits whose tokens it must have to run, by name.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -156,6 +180,7 @@ class Envelope(BaseModel):
     version: Annotated[int, Field(ge=1, le=_MAX_VERSION)] | None = None
     group: bool = False
     unique: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
+    limits: Annotated[tuple[LimitUse, ...], Field(max_length=MAX_LIMITS)] = ()
 
     @property
     def session(self) -> str:
@@ -168,7 +193,11 @@ class Envelope(BaseModel):
         """Whether it holds only the id, and the names of the task and its app."""
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
         special = special or self.on_end or self.parent is not None or self.group or self.unique is not None
-        return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
+        return (
+            not (special or self.limits)
+            and self.key is None
+            and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
+        )
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {"v": self.v, "id": self.id, "task": self.task}
@@ -194,14 +223,20 @@ class Envelope(BaseModel):
             fields["copy_of"] = self.copy_of
         if self.on_end:
             fields["on_end"] = True
-        if self.unique is not None:
-            fields["unique"] = self.unique
-        return orjson.dumps(fields | self._of_family() if self.parent is not None or self.group else fields)
+        if self.unique or self.limits or self.group or self.parent is not None:
+            fields |= self._further()
+        return orjson.dumps(fields)
 
-    def _of_family(self) -> dict[str, Any]:
-        """Return the fields of a child and of the callback of a group."""
-        fields: dict[str, Any] = {"parent": self.parent, "depth": self.depth, "version": self.version}
-        return {name: value for name, value in {**fields, "group": self.group}.items() if value}
+    def _further(self) -> dict[str, Any]:
+        """Return the fields of a unique or limited task, of a child, and of the callback of a group."""
+        fields: dict[str, Any] = {
+            "unique": self.unique,
+            "parent": self.parent,
+            "depth": self.depth,
+            "version": self.version,
+        }
+        fields |= {"group": self.group, "limits": [list(use) for use in self.limits]}
+        return {name: value for name, value in fields.items() if value}
 
     @classmethod
     def decode(cls, data: bytes) -> Envelope:
@@ -328,6 +363,7 @@ class TaskMessage(NamedTuple):
     """An encoded task. number: hash of its key, None for a task without a key. own_id: whether the caller chose the id,
     so that the task may be stored already. large: its arguments, if `arguments` is a reference to chunks. names: task
     and app ('' for none) if the envelope holds no more than the id and these: then its record keeps only the names.
+    limits: those of its envelope.
     """
 
     id: str
@@ -337,6 +373,7 @@ class TaskMessage(NamedTuple):
     own_id: bool
     large: LargeArguments | None = None
     names: tuple[str, str] | None = None
+    limits: tuple[LimitUse, ...] = ()
 
     def check(self, payload_limit: int, large_limit: int) -> None:
         """Raise `PayloadTooLarge` if the task is too large, also with its arguments in chunks."""
@@ -370,6 +407,13 @@ class TaskMessage(NamedTuple):
     def with_unique(self, digest: str) -> TaskMessage:
         """Return the message with the digest of its unique key."""
         return self._replace(envelope=b'%b,"unique":"%b"}' % (self.envelope[:-1], digest.encode()), names=None)
+
+    def with_limits(self, uses: tuple[LimitUse, ...]) -> TaskMessage:
+        """Return the message with the limits that its task uses."""
+        if not uses:
+            return self
+        envelope = b'%b,"limits":%b}' % (self.envelope[:-1], orjson.dumps([list(use) for use in uses]))
+        return self._replace(envelope=envelope, names=None, limits=uses)
 
     def placed_by_id(self) -> TaskMessage:
         """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""

@@ -27,6 +27,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── StillRunning            a task that has not ended cannot be restarted
 │   ├── TaskExists              the requested id is another task's
 │   ├── InvalidUniqueKey        the arguments make no key for a unique task
+│   ├── InvalidLimitUse         the arguments make no key for a limit of the task, or its cost is too large
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
 │   ├── StreamTrimmed           items of a stream that a reader asked for are not kept any more
@@ -313,6 +314,10 @@ class HandOffRefused(QueueError):
 
 class InvalidUniqueKey(QueueError, ValueError):
     """The arguments of a unique task make no key: a part of it is missing, a secret, or no scalar."""
+
+
+class InvalidLimitUse(QueueError, ValueError):
+    """The arguments of a task make no key for one of its limits, or a cost is more than the limit lets pass at once."""
 
 
 class CatalogError(QueueError, ValueError):

@@ -66,6 +66,18 @@ on one server.
     {ns:~unique:n}:unique:DIGEST  string  producers, workers  while a task of this unique key is live: until its end,
                                                               else 400 days after it is due; or for the window of
                                                               seconds, see unique.py
+    {ns:~limits:0}:clock          string  workers             virtual clock of the limits, see lua/limits.lua
+    {ns:~limits:0}:limit:NAME     hash    workers             definition of a limit, its hold and its breaker; TTL of 30
+                                                              days, renewed
+    {ns:~limits:0}:control:limit:NAME  hash  operators        what operators have set in place of the definition
+    {ns:~limits:0}:control:limits stream  operators           who has set what; at most 1,000
+    {ns:~limits:0}:holders:NAME   zset    workers             tokens of a limit (score: virtual ms of their expiry)
+    {ns:~limits:0}:holders:NAME:KEY  zset  workers            tokens of one key of the limit
+    {ns:~limits:0}:waiters:NAME   zset    workers             what waits for a token (score: virtual ms); TTL of an hour
+    {ns:~limits:0}:waiters:NAME:KEY  zset  workers            what waits for a token of the key; TTL of an hour
+    {ns:~limits:0}:rate:NAME:KEY  string  workers             time at which the rate of the key is unused again; TTL
+    {ns:~limits:0}:cost:NAME:KEY  string  workers             time at which its costs are paid; TTL
+    {ns:~limits:0}:label:NAME:KEY string  workers             encrypted text of the key for people; TTL of a day
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:junk                     stream  all                 like that of a queue
     {ns}:junk:NAME                any     all                 like that of a queue
@@ -95,6 +107,7 @@ Channels of pub/sub:
     {ns:queue:n}:record:ID   the task has changed
     {ns:queue:n}:stream:ID:NAME  the task has emitted items; the message is the number of the last one
     {ns:~sessions:n}:session:ID   a turn of the session has ended or failed
+    {ns:~limits:0}:waiters:NAME   a token of the limit is free; the message is the waiter whose turn it is
     {ns:worker}:ID           a task that the worker runs is to be cancelled: it renews its leases, and reads the request
 """
 
@@ -145,7 +158,10 @@ UNIQUE_PARTITIONS: Final = 16
 TaskKey = Literal["record", "steps", "log", "inbox", "control", "join", "stream", "stream-keys"]
 """A kind of key that each task may have: a join for each of several calls, a stream for each of several names."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Pattern of a name that is valid in a key."""
+
+_NAME = re.compile(NAME_PATTERN[1:-1])
 
 
 def is_reserved(consumer: str) -> bool:
@@ -168,19 +184,29 @@ def check_name(kind: str, name: object) -> str:
 
 
 _TYPES: Final = {
-    "string": ("seen", "mark", "checked", "lock:*", "token:*", "unique:*", "registry:catalog:*"),
+    "string": (
+        "seen",
+        "mark",
+        "checked",
+        "lock:*",
+        "token:*",
+        "unique:*",
+        "registry:catalog:*",
+        "clock",
+        *("rate:*", "cost:*", "label:*"),
+    ),
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
-        *("control:pause:*", "join:*"),
+        *("control:pause:*", "join:*", "limit:*", "control:limit:*"),
     ),
     "set": ("open:*",),
     "list": ("todo:*",),
-    "stream": ("ready", "nudge", "dead", "junk", "log:*", "history:*", "stream:*"),
+    "stream": ("ready", "nudge", "dead", "junk", "log:*", "history:*", "stream:*", "control:limits"),
     "zset": (
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
-        *("waiting", "outbox", "joins", "stream-keys:*", "rings", "turns:*", "limited:*"),
+        *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -409,6 +435,58 @@ class MarkerKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitKeys:
+    """Keys of all limits of a namespace: one hash slot, so that one script takes several. No queue has its name."""
+
+    namespace: str
+
+    @property
+    def _tag(self) -> str:
+        return f"{{{self.namespace}:~limits:0}}"
+
+    @property
+    def place(self) -> Partition:
+        """The place as which the texts of keys are encrypted."""
+        return Partition(self.namespace, "~limits", 0)
+
+    @property
+    def clock(self) -> str:
+        """The virtual clock. Scripts derive the other keys from its tag."""
+        return f"{self._tag}:clock"
+
+    @property
+    def audit(self) -> str:
+        return f"{self._tag}:control:limits"
+
+    def limit(self, name: str) -> str:
+        return f"{self._tag}:limit:{check_name('limit', name)}"
+
+    def control(self, name: str) -> str:
+        return f"{self._tag}:control:limit:{check_name('limit', name)}"
+
+    def holders(self, name: str, key: str = "-") -> str:
+        """Return the set of all holders of a limit, or of one key."""
+        return f"{self._tag}:holders:{name}" + ("" if key == "-" else f":{key}")
+
+    def waiters(self, name: str, key: str = "-") -> str:
+        """Return the set of those that wait for the limit's total, which is also a channel, or for one key."""
+        return f"{self._tag}:waiters:{name}" + ("" if key == "-" else f":{key}")
+
+    def rate(self, name: str, key: str = "-") -> str:
+        return f"{self._tag}:rate:{name}:{key}"
+
+    def cost(self, name: str, key: str = "-") -> str:
+        return f"{self._tag}:cost:{name}:{key}"
+
+    def label(self, name: str, key: str) -> str:
+        return f"{self._tag}:label:{name}:{key}"
+
+    def pattern(self, kind: str) -> str:
+        """Return the SCAN pattern of the keys of one kind, such as `limit`."""
+        return f"{self._tag}:{kind}:*"
+
+
+@dataclass(frozen=True, slots=True)
 class Namespace:
     """Keys of one deployment. Two namespaces on one Redis share no key."""
 
@@ -440,6 +518,10 @@ class Namespace:
         """Return the key of a unique key's marker, by its digest. No queue has the name of its place."""
         place = Partition(self.name, "~unique", int(digest[:8], 16) % UNIQUE_PARTITIONS)
         return MarkerKey(f"{{{self.name}:{place.queue}:{place.index}}}:unique:{digest}", place, digest)
+
+    @property
+    def limits(self) -> LimitKeys:
+        return LimitKeys(self.name)
 
     @property
     def junk(self) -> str:

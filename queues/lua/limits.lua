@@ -1,0 +1,100 @@
+-- The prelude of scripts on limits. KEYS[1] is the clock of the limits, from whose tag all their keys are made: which ones
+-- a script needs follows from what it reads, and all are in one slot.
+-- NOW, PRECISE: ms of Redis' clock, whole and with a fraction.
+-- tick(step): return the time of the virtual clock in ms, by which tokens expire: it goes with Redis' clock, but by at most
+--   `step` ms from one script to the next, and never back. So a token whose renewals come each third of its life outlives a
+--   time in which Redis was away, and a clock that was set; and since each script moves it on, none outlives many scripts.
+--   It is stored as "TIME VIRTUAL", not each time: what was not stored is made up for by the next script. On a full server
+--   the PEXPIRE lets the SET through, and what follows.
+-- find_limit(name): return the fields of its definition, as numbers, with what operators have set in its place ('-': no
+--   such number); false if no worker has published it. Read once in a script.
+-- holders(name, key): return the key of the set of tokens. That of the limit (key '-') has members "KEY/MEMBER", that of a
+--   key "MEMBER"; both have the same scores.
+-- renew(name, key, member, expires): let a token of the limit's set expire later, never earlier. It is added to the set of
+--   its key where another program has removed it there.
+-- drop_expired(name, virtual): remove up to 100 expired tokens, which count nowhere.
+-- bucket(kind, name, key, interval, burst): read the time at which the rate or the costs of a key are paid for (`due`, see
+--   take_limits.lua), within the bounds that it may have. save_bucket(bucket): store it.
+local TAG = string.match(KEYS[1], '^.-}:')
+local LOOK, LONGEST = 15000, 60000
+local time = redis.call('TIME')
+local PRECISE = time[1] * 1000 + time[2] / 1000
+local NOW = math.floor(PRECISE)
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function tick(step)
+  local seen, virtual = string.match(redis.call('GET', KEYS[1]) or '', '^(%d+) (%d+)$')
+  seen, virtual = tonumber(seen or NOW - 1000), tonumber(virtual or NOW - 1000)
+  local passed = NOW - seen
+  virtual = virtual + math.max(0, math.min(passed, step))
+  if passed < 0 or passed >= math.min(200, step / 2) then
+    redis.call('PEXPIRE', KEYS[1], 2592000000)
+    redis.call('SET', KEYS[1], text(NOW) .. ' ' .. text(virtual), 'PX', 2592000000)
+  end
+  return virtual
+end
+
+local FIELDS = {'total', 'running', 'interval', 'burst', 'cost_interval', 'cost_burst', 'errors', 'calls', 'window', 'open'}
+local found_limits = {}
+local function find_limit(name)
+  local found = found_limits[name]
+  if found == nil then
+    local defined = redis.call('HMGET', TAG .. 'limit:' .. name, 'digest', 'hold', 'opened', 'probe', unpack(FIELDS))
+    found = false
+    if defined[1] then
+      local set = redis.call('HMGET', TAG .. 'control:limit:' .. name, 'hold', unpack(FIELDS))
+      found = {hold = math.max(tonumber(defined[2]) or 0, tonumber(set[1]) or 0), opened = tonumber(defined[3]),
+        probe = defined[4]}
+      for i = 1, #FIELDS do
+        found[FIELDS[i]] = tonumber(set[i + 1] or defined[i + 4] or '')
+      end
+    end
+    found_limits[name] = found
+  end
+  return found
+end
+
+local function holders(name, key)
+  return TAG .. 'holders:' .. name .. (key == '-' and '' or ':' .. key)
+end
+
+local function waiters(name, key)
+  return TAG .. 'waiters:' .. name .. (key == '-' and '' or ':' .. key)
+end
+
+local function renew(name, key, member, expires)
+  redis.call('ZADD', holders(name, '-'), 'XX', 'GT', expires, key .. '/' .. member)
+  if key ~= '-' then
+    redis.call('ZADD', holders(name, key), 'GT', expires, member)
+  end
+end
+
+local function drop_expired(name, virtual)
+  local expired = redis.call('ZRANGEBYSCORE', holders(name, '-'), '-inf', text(virtual), 'LIMIT', 0, 100)
+  for i = 1, #expired do
+    local key, member = string.match(expired[i], '^([^/]*)/(.*)$')
+    redis.call('ZREM', holders(name, '-'), expired[i])
+    if key and key ~= '-' then
+      redis.call('ZREM', holders(name, key), member)
+    end
+  end
+end
+
+local function bucket(kind, name, key, interval, burst)
+  local where = TAG .. kind .. ':' .. name .. ':' .. key
+  local due = tonumber(redis.call('GET', where) or '') or PRECISE
+  return {key = where, due = math.max(PRECISE, math.min(due, PRECISE + burst * interval)), interval = interval,
+    burst = burst}
+end
+
+local function save_bucket(one)
+  local left = math.ceil(one.due - PRECISE)
+  if left > 0 then
+    redis.call('SET', one.key, string.format('%.4f', one.due), 'PX', text(left))
+  else
+    redis.call('DEL', one.key)
+  end
+end
