@@ -42,7 +42,10 @@ def check_secret(name: str, secrets: Collection[str]) -> None:
 
 def returned_values(by: Callable[[Mapping[str, Any]], object], arguments: Mapping[str, Any]) -> list[Any]:
     """Return the values that a function makes of the arguments. Raises `KeyProblem`."""
-    found = by(arguments)
+    try:
+        found = by(arguments)
+    except LookupError as error:
+        raise KeyProblem(f"could not be made by its function: {type(error).__name__}: {error}") from error
     items = found if isinstance(found, (tuple, list)) and found else [found]
     return [scalar("what its function returns", value) for value in items]
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import orjson
 from pydantic_core import from_json
 
+from .argument_keys import By, KeyProblem, canonical, check_by, check_secret, named_values, returned_values
 from .defaults import MAX_SECONDS
 from .durations import Duration, to_seconds
 from .envelope import TaskMessage, is_task_id, plain_data
@@ -41,9 +42,6 @@ UniqueState = Literal["while_queued", "while_running"]
 
 Keep = Literal["first", "last"]
 
-By = str | Sequence[str] | Callable[[Mapping[str, Any]], object] | None
-"""The key: names of arguments, or a function of all of them; None for all arguments."""
-
 CLAIM_MS: Final = 10_000
 """Milliseconds for which a claim is respected whose task is not stored yet."""
 
@@ -52,8 +50,6 @@ STORE_MS: Final = 5_000
 
 _KEPT_MS: Final = 400 * 86_400_000
 """Milliseconds for which a marker is kept after its task is due."""
-
-_Scalar = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class Unique:
             object.__setattr__(self, "during", _seconds("a time", self.during))
         elif during not in get_args(UniqueState):
             raise ValueError(f"unique must be 'while_queued', 'while_running' or seconds, got {during!r}")
-        object.__setattr__(self, "by", _names_or_function(self.by))
+        object.__setattr__(self, "by", check_by(self.by, "unique"))
         if self.keep not in (None, *get_args(Keep)):
             raise ValueError(f"keep of unique must be 'first' or 'last', got {self.keep!r}")
         if self.quiet is not None:
@@ -114,15 +110,6 @@ def _seconds(what: str, given: Any) -> float:
     if not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"{what} of unique must be more than 0 seconds and at most {MAX_SECONDS:.0e}, got {seconds:g}")
     return seconds
-
-
-def _names_or_function(by: Any) -> tuple[str, ...] | Callable[[Mapping[str, Any]], object] | None:
-    if by is None or callable(by):
-        return by  # type: ignore[no-any-return]  # what it returns is checked at each call
-    names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else ()
-    if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) < len(names):
-        raise ValueError(f"by of unique must be names of arguments, each once, or a function of them, got {by!r}")
-    return names
 
 
 def check_unique(unique: object) -> Unique:
@@ -171,46 +158,21 @@ class UniqueTask:
     def key(self, given: Mapping[str, Any], secrets: set[str]) -> Any:
         """Return what makes the key of arguments, as JSON data. secrets: names of those that hold secrets."""
         by, arguments = self.rule.by, {**self.defaults, **given}
-        if callable(by):
-            found = by(arguments)
-            return ["by", *(self._scalar("what its function returns", value) for value in _items(found))]
-        names = self.rule.names
-        for name in secrets.intersection(arguments if names is None else names):
-            raise InvalidUniqueKey(
-                f"task {self.task!r}: unique key {name!r} must not be a secret: name other arguments in by="
-            )
-        if names is None:
-            return _canonical(arguments)
-        for name in names:
-            if name not in arguments:
-                raise InvalidUniqueKey(f"task {self.task!r}: unique key {name!r} is missing in the arguments")
-        return {name: self._scalar(repr(name), arguments[name]) for name in names}
-
-    def _scalar(self, what: str, value: object) -> Any:
-        if not isinstance(value, _Scalar):
-            raise InvalidUniqueKey(
-                f"task {self.task!r}: unique key {what} must be a text, a number, true, false or null, got "
-                f"{type(value).__name__}"
-            )
-        return _canonical(value)
+        try:
+            if callable(by):
+                return ["by", *returned_values(by, arguments)]
+            if (names := self.rule.names) is not None:
+                return named_values(names, arguments, secrets)
+            for name in secrets.intersection(arguments):
+                check_secret(name, secrets)
+        except KeyProblem as problem:
+            raise InvalidUniqueKey(f"task {self.task!r}: unique key {problem}") from None
+        return canonical(arguments)
 
 
 def unique_task(task: str, unique: Unique | Literal[False] | None) -> UniqueTask | None:
     """Return the rule of one call as that of a task; None without one. Raises `TypeError` for anything else."""
     return None if unique is None or unique is False else UniqueTask(check_unique(unique), task)
-
-
-def _items(found: object) -> Sequence[object]:
-    return found if isinstance(found, (tuple, list)) and found else [found]
-
-
-def _canonical(value: Any) -> Any:
-    """Return JSON data in which equal numbers are written alike."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _canonical(item) for name, item in value.items()}
-    return [_canonical(item) for item in value] if isinstance(value, list) else value
 
 
 class KeyHolder(NamedTuple):
