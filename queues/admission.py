@@ -15,10 +15,10 @@ Hints of releases may be lost: each KEYID that waits has a time at which it is l
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -30,10 +30,11 @@ from .transport.gateway import Gateway
 from .transport.pipelining import Argument
 from .transport.scripts import queue_script
 
+TOKEN_FIELD: Final = b"token"
+"""Field of the message of an admitted task: the nonce of its token, see `token_member`."""
+
 _LOOK = queue_script("look_limited")
 _ADMIT = queue_script("admit_limited")
-
-_logger = logging.getLogger(__name__)
 
 _BATCH: Final = 100
 """Tasks of one look."""
@@ -89,14 +90,44 @@ class Admitted(NamedTuple):
     wait: float | None
 
 
-class Admission:
-    """Admission of the limited tasks of a namespace.
+async def admit_due(
+    gateway: Gateway,
+    partition: Partition,
+    *,
+    life: float,
+    on_dropped: OnDropped | None = None,
+    on_change: OnChange | None = None,
+) -> Admitted:
+    """Admit the tasks of a partition whose turn it is and whose limits have room, a bounded number.
 
     Args:
         life: Seconds for which a token is held before the worker that starts the task confirms it.
         on_dropped: Cancels a task; None leaves it waiting.
         on_change: Called with each change of a breaker.
     """
+    namespace = Namespace(partition.namespace)
+    mover = _Mover(gateway, namespace, life=life, on_dropped=on_dropped, on_change=on_change)
+    return await mover.admit_due(partition)
+
+
+async def admit_now(
+    gateway: Gateway, namespace: Namespace, hints: Sequence[str], *, life: float, on_change: OnChange | None = None
+) -> int:
+    """Admit tasks that waited for tokens which were released. Return their number.
+
+    Args:
+        hints: Waiters that a release returned, `QUEUE/PARTITION/KEYID/RING`. Others are ignored.
+        life, on_change: See `admit_due`.
+    """
+    return await _Mover(gateway, namespace, life=life, on_change=on_change).admit_now(hints)
+
+
+_windows: WeakKeyDictionary[Gateway, dict[str, tuple[int, float]]] = WeakKeyDictionary()
+"""Numbers of tasks of ordered keys that may run side by side, by limit, and when they were read."""
+
+
+class _Mover:
+    """One call that admits tasks."""
 
     def __init__(
         self,
@@ -112,10 +143,9 @@ class Admission:
         self._store = LimitStore(gateway, namespace, life)
         self._on_dropped = on_dropped
         self._on_change = on_change
-        self._windows: dict[str, tuple[int, float]] = {}
+        self._windows = _windows.setdefault(gateway, {})
 
     async def admit_due(self, partition: Partition) -> Admitted:
-        """Admit the tasks of a partition whose turn it is and whose limits have room, a bounded number."""
         admitted = 0
         wait: float | None = 0.0
         for _ in range(_ROUNDS):
@@ -126,11 +156,6 @@ class Admission:
         return Admitted(admitted, wait)
 
     async def admit_now(self, hints: Sequence[str]) -> int:
-        """Admit tasks that waited for tokens which were released. Return their number.
-
-        Args:
-            hints: Waiters that a release returned, `QUEUE/PARTITION/KEYID/RING`. Others are ignored.
-        """
         admitted = 0
         for partition, lines in _by_partition(self._namespace, hints).items():
             most = max(_LEAST, 2 * len(lines))

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final
 
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
-from .keys import Partition
+from .keys import Partition, gate_of
 from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
 from .transport.gateway import Gateway
@@ -37,6 +37,7 @@ _RESET = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
 _ENQUEUE_ONE = queue_script("enqueue_one")
+_ENQUEUE_LIMITED = queue_script("enqueue_limited")
 
 _NO_NAMES: Final = ("", "")
 
@@ -119,7 +120,9 @@ class BatchEnqueuer:
             self._known += [(partition, message) for partition in found.values()]
             return found.get(0)
 
-        return await self._router.place(message.number, store, find if message.own_id else None)
+        if message.ordered:
+            find = partial(_first_that_takes, store)
+        return await self._router.place(message.number, store, find if message.own_id or message.ordered else None)
 
     async def claimed(self, message: TaskMessage, claim: KeyClaim) -> Partition | None:
         """Store one task under a claim; return its partition, None if the claim has ended."""
@@ -137,7 +140,8 @@ class BatchEnqueuer:
         beside = claim.beside
         if beside is not None and self._router.takes(beside) and await store(beside):
             return None if ended else beside
-        found = await self._router.place(message.number, store)
+        find = partial(_first_that_takes, store) if message.ordered else None
+        found = await self._router.place(message.number, store, find)
         return None if ended else found
 
     async def numbered(self, message: TaskMessage) -> tuple[TaskMessage, int]:
@@ -263,6 +267,7 @@ class BatchEnqueuer:
             await self._confirm(_by_partition(known, batch))
             self._known += [(partition, batch[position]) for position, partition in known.items()]
             found |= known
+            found |= await self._kept_in_closed(batch, [position for position in left if position not in found], numbers)
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
                 if position not in found:
@@ -279,6 +284,22 @@ class BatchEnqueuer:
             await self._router.on_closed(list(dict.fromkeys(refused.values())))
             left = sorted(refused)
         return [(message.id, found[position]) for position, message in enumerate(batch)]
+
+    async def _kept_in_closed(
+        self, batch: Sequence[TaskMessage], left: Sequence[int], numbers: Sequence[int]
+    ) -> dict[int, Partition]:
+        """Store tasks of ordered keys in closed partitions that have tasks of these keys; return those, by position."""
+        found: dict[int, Partition] = {}
+        for position in left:
+            message = batch[position]
+            for partition in self._router.closed_partitions(numbers[position]) if message.ordered else ():
+                (answer,) = await self._store(partition, [message])
+                if answer >= 0:
+                    found[position] = partition
+                    if answer == 0:
+                        self._known.append((partition, message))
+                    break
+        return found
 
     def _numbers(self, batch: Sequence[TaskMessage]) -> list[int]:
         """Return the number of each message; those without a key are distributed slice by slice."""
@@ -322,6 +343,9 @@ class BatchEnqueuer:
                 args += (message.id, message.envelope, message.arguments)
             keys = [partition.due, partition.nudge, partition.closed, partition.timeline, *records]
             script = _SCHEDULE
+        elif any(message.limits for message in messages):
+            keys, args = _in_lists(partition, messages, records)
+            script = _ENQUEUE_LIMITED
         else:
             for message in messages:
                 args += (message.id, message.envelope, message.arguments, *(message.names or _NO_NAMES))
@@ -350,12 +374,14 @@ class BatchEnqueuer:
         """Store a message with large arguments, or one under a claim: only in the partition of a request to cancel."""
         until: int | str = "" if claim is None else claim.until
         request = claim.request if claim is not None and claim.beside == partition else b""
-        args = (message.id, message.envelope, message.arguments, max(0, self._delay_ms), until, request)
-        keys = [partition.ready, partition.closed, partition.timeline, partition.record(message.id)]
-        keys += (partition.due, partition.nudge)
+        gate, replaces = _gate(message)
+        args = (message.id, message.envelope, message.arguments, max(0, self._delay_ms), until, request, *gate, replaces)
+        record = partition.record(message.id)
+        keys = [partition.ready, partition.closed, partition.timeline, record, partition.due, partition.nudge]
+        line = [partition.limited(gate[0]), partition.turns(gate[1]), partition.rings] if message.limits else []
 
         async def store(uploads: Sequence[str]) -> Any:
-            named = [*keys, *uploads]
+            named = [*keys, *(uploads or [record]), *line]
             if self._replicated:
                 return await self._store_replicated(_ENQUEUE_ONE, named, args, partition, [message])
             return await self._gateway.run(_ENQUEUE_ONE, named, args)
@@ -399,6 +425,38 @@ class BatchEnqueuer:
         known, marks = found[: len(reads)], found[len(reads) :]
         self._router.reopen([where for where, mark in zip(closed, marks, strict=True) if not mark])
         return {position: where for (position, where, _), exists in zip(places, known, strict=True) if exists}
+
+
+async def _first_that_takes(
+    store: Callable[[Partition], Awaitable[bool]], partitions: Sequence[Partition]
+) -> Partition | None:
+    """Store a task in the first partition that takes it; return that."""
+    for partition in partitions:
+        if await store(partition):
+            return partition
+    return None
+
+
+def _gate(message: TaskMessage) -> tuple[tuple[str, str], str]:
+    """Return where a message waits for its limits, and `1` if it replaces those that wait there."""
+    if not message.limits:
+        return ("", ""), ""
+    return gate_of(message.limits), "1" if any("r" in use.flags for use in message.limits) else ""
+
+
+def _in_lists(
+    partition: Partition, messages: Sequence[TaskMessage], records: Sequence[str]
+) -> tuple[list[str], list[Argument]]:
+    """Return keys and arguments of the script that stores messages of which some have limits."""
+    keys = [partition.ready, partition.closed, partition.timeline, partition.due, partition.nudge, partition.rings]
+    args: list[Argument] = [len(messages)]
+    lines: dict[str, None] = {}
+    for message in messages:
+        gate, replaces = _gate(message)
+        args += (message.id, message.envelope, message.arguments, *gate, replaces)
+        if message.limits:
+            lines |= {partition.limited(gate[0]): None, partition.turns(gate[1]): None}
+    return [*keys, *records, *lines], args
 
 
 def _by_partition(known: Mapping[int, Partition], batch: Sequence[TaskMessage]) -> dict[Partition, list[TaskMessage]]:

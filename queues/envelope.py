@@ -22,7 +22,7 @@ from .defaults import Seconds
 from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .json_form import encodable, named_numbers
-from .keys import DATA_FORMAT, NAME_PATTERN
+from .keys import DATA_FORMAT, NAME_PATTERN, gate_of
 from .partitions.route import spread
 from .runtime import RUNTIME
 from .security.encryption import TaskCipher, argument_chunks, arguments_field
@@ -408,12 +408,21 @@ class TaskMessage(NamedTuple):
         """Return the message with the digest of its unique key."""
         return self._replace(envelope=b'%b,"unique":"%b"}' % (self.envelope[:-1], digest.encode()), names=None)
 
+    @property
+    def ordered(self) -> bool:
+        """Whether no later task of its key may overtake it."""
+        return any("o" in use.flags for use in self.limits)
+
     def with_limits(self, uses: tuple[LimitUse, ...]) -> TaskMessage:
-        """Return the message with the limits that its task uses."""
+        """Return the message with the limits that its task uses. Tasks of one key are in one partition, if its number is
+        not that of an ordering key or, without an order, of an id that its caller has chosen.
+        """
         if not uses:
             return self
         envelope = b'%b,"limits":%b}' % (self.envelope[:-1], orjson.dumps([list(use) for use in uses]))
-        return self._replace(envelope=envelope, names=None, limits=uses)
+        together = any(flag in use.flags for use in uses for flag in "or")
+        number = spread(gate_of(uses).key_id) if together or self.number is None else self.number
+        return self._replace(envelope=envelope, names=None, limits=uses, number=number)
 
     def placed_by_id(self) -> TaskMessage:
         """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""

@@ -434,12 +434,18 @@ class TaskFailed(TaskOutcome):
 
 
 class TaskCancelled(TaskOutcome):
-    """The task was cancelled before it had a result. replaced_by: id of the task of its unique key in its place."""
+    """The task was cancelled before it had a result.
 
-    def __init__(self, task_id: str, replaced_by: str | None = None) -> None:
-        why = "" if replaced_by is None else f", since task {replaced_by} of the same unique key replaced it"
+    replaced_by: id of the task in its place, of the same unique key or limit. dropped: name of the limit that had no
+    room for it.
+    """
+
+    def __init__(self, task_id: str, replaced_by: str | None = None, dropped: str | None = None) -> None:
+        why = "" if replaced_by is None else f", since task {replaced_by} of the same key replaced it"
+        why = why if dropped is None else f", since limit {dropped} had no room for it"
         super().__init__(task_id, f"task {task_id} was cancelled{why}")
         self.replaced_by = replaced_by
+        self.dropped = dropped
 
 
 class SessionError(QueueError):

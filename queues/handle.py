@@ -336,7 +336,7 @@ class TaskHandle(Generic[R]):
 
     async def _outcome(self, record: Record) -> bytes:
         if record.state is State.CANCELLED:
-            raise TaskCancelled(self.id, replaced_by=record.replaced_by)
+            raise TaskCancelled(self.id, replaced_by=record.replaced_by, dropped=record.dropped)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
         if record.result is None:
@@ -702,13 +702,14 @@ _LIFE: Final = 3
 
 
 class Replacement(NamedTuple):
-    """Why a task is cancelled: another one of its unique key has replaced it.
+    """Why a task is cancelled: another one of its unique key or limit has replaced it, or a limit has no room for it.
 
-    by: id of that task. unstarted: whether a task that a worker has started is left alone.
+    by: id of that task. unstarted: whether a task that a worker has started is left alone. limit: name of the limit.
     """
 
     by: str
     unstarted: bool = False
+    limit: str = ""
 
     def fields(self) -> list[bytes]:
         """Return the further fields of a request."""
@@ -801,6 +802,7 @@ async def _cancel(
             await confirm_successor(gateway, namespace, source.decode())
         kept = (round(ttl * 1000), registered_retention(ttl))
         further = [b"", b""] if replacement is None else replacement.fields()
+        further.append(b"" if replacement is None else replacement.limit.encode())
         args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits, *further)
         answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
     if answer == b"deferred" and b"join:" in wakes:

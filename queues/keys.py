@@ -397,7 +397,8 @@ class SessionPartition:
 class Gate(NamedTuple):
     """Where a task waits for its limits.
 
-    key_id: the waiting list, of the keys of its limits together; with an ordered limit, `o` and that limit's key alone.
+    key_id: the waiting list, of the keys of its limits together, in the order of their names, `-NAME` for a limit without
+        keys; with an ordered limit, `o` and that limit's key alone.
     ring: names of the limits that these keys take turns for.
     """
 
@@ -414,8 +415,8 @@ def gate_of(limits: Sequence[tuple[str, str, float, str]]) -> Gate:
     """Return where a task waits for limits: name, key, cost and flags of each, as its envelope has them."""
     ordered = [use for use in limits if "o" in use[3]]
     uses = sorted((use[0], use[1]) for use in (ordered[:1] or limits))
-    digest = hashlib.sha1("\n".join(f"{name} {key}" for name, key in uses).encode(), usedforsecurity=False).hexdigest()
-    return Gate(("o" if ordered else "") + digest[:16], ",".join(name for name, _ in uses))
+    keys = ",".join(f"-{name}" if key == "-" else key for name, key in uses)
+    return Gate(f"o{keys}" if ordered else keys, ",".join(name for name, _ in uses))
 
 
 class TokenKey(NamedTuple):

@@ -81,12 +81,13 @@ class Record:
             that got it or renewed its lease, and how often the message was handed out.
         max_attempts: The producer's limit of attempts; None if the task's holds.
         queued_at: Time since which its message has been in the queue; None if it has none.
-        waits: What the task waits for while it is parked, such as "message".
+        waits: What the task waits for while it is parked, such as "message", or in the waiting list of a limit.
         reported, reported_at: Progress that its handler reported last, possibly encrypted, and when; see `progress`.
         unused: Upper bound of the messages in its inbox. Of a task that has succeeded: those that it left unread.
         unused_answers: Answers that came early, and that no wait had used when the task ended.
         handed_to: Id of its successor.
-        replaced_by: Id of the task of its unique key for which it was cancelled.
+        replaced_by: Id of the task of its unique key or limit for which it was cancelled.
+        dropped: Name of the limit that had no room for it, for which it was cancelled.
         secrets: Paths of its secret arguments, as its producer marked them.
         masked: Further paths that are masked for display, since the definition of the task marks them.
         problem: Why the record cannot be read; then only its key and perhaps its state are known.
@@ -128,6 +129,7 @@ class Record:
     unused_answers: int = 0
     handed_to: str | None = None
     replaced_by: str | None = None
+    dropped: str | None = None
     problem: str | None = None
     secrets: SecretPaths = ()
     masked: SecretPaths = field(default=(), repr=False)
@@ -197,6 +199,7 @@ class Record:
             shown["progress"] = progress.summary()
         more = {"waits": self.waits, "handed_to": self.handed_to, "unused": self.unused, "key": self.key}
         more |= {"unused_answers": self.unused_answers, "replaced_by": self.replaced_by}
+        more |= {"dropped": self.dropped}
         if self.problem is not None:
             shown["problem"] = self.problem
         return shown | {name: value for name, value in (more | {"tags": list(self.tags)}).items() if value}
@@ -248,6 +251,7 @@ _FIELDS: Final = (
     *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
     *(b"progress", b"progress_at", b"unread", b"unused_answers", b"crash", b"returned", b"replaced_by"),
+    *(b"dropped", b"gate"),
 )
 """Fields that are read."""
 
@@ -413,9 +417,10 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
         reported_at=_number(fields, b"progress_at"),
         max_attempts=envelope.options.max_attempts if envelope else None,
         queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
-        waits=_text(fields, b"waits") if state is State.WAITING else None,
+        waits=_limits_of(fields) if state is State.LIMITED else _text(fields, b"waits") if state is State.WAITING else None,
         handed_to=_text(fields, b"handed_to"),
         replaced_by=_text(fields, b"replaced_by"),
+        dropped=_text(fields, b"dropped"),
         unused=row.unused or _number(fields, b"unread") or 0,
         unused_answers=_number(fields, b"unused_answers") or 0,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
@@ -426,6 +431,12 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
         returned=_number(fields, b"returned") or 0,
         cipher=cipher,
     )
+
+
+def _limits_of(fields: Mapping[bytes, bytes]) -> str | None:
+    """Return what a task waits for in a waiting list: the second word of its field `gate` names the limits."""
+    words = fields.get(b"gate", b"").split(b" ")
+    return f"limit {words[1].decode('utf-8', 'replace').replace(',', ', ')}" if len(words) == 3 else None
 
 
 def number_of(key: str, name: str, value: bytes | None, *remedy: str) -> int:

@@ -414,7 +414,9 @@ def _cancelled(facts: Facts) -> _Said:
     kept = "" if facts.expires_at is None else f"; its record is kept until {clock(facts.expires_at, facts.now)}"
     text = f"it was cancelled {ago_text(record.finished_at, facts.now)}"
     if record.replaced_by is not None:
-        text += f", since task {record.replaced_by} of the same unique key replaced it"
+        text += f", since task {record.replaced_by} of the same key replaced it"
+    if record.dropped is not None:
+        text += f", since limit {record.dropped} had no room for it"
     return _Said("cancelled", text + kept, None, record.finished_at, facts.expires_at)
 
 

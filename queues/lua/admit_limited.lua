@@ -116,7 +116,7 @@ for i = 1, #rings do
   for place = 1, #turns, 2 do
     if turns[place] == '~' then
       full = tonumber(turns[place + 1])
-    elseif not string.match(turns[place], '^o?%x+$') then
+    elseif not string.match(turns[place], '^o?[%w._,-]+$') then
       remove(ring.turns, turns[place]) -- another program wrote it
     else
       earliest = earliest or tonumber(turns[place + 1])

@@ -6,8 +6,9 @@
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
 --       channel of a worker, without its id; what the task waits for, as the caller has read it; id of the task of its
---       unique key that replaces it, '' for none; '1' to leave a task alone that a worker has started. The caller names
---       the last key only if it waits for a version
+--       unique key or limit that replaces it, '' for none; '1' to leave a task alone that a worker has started; the
+--       limit that has no room for it, '' for none: then one that has been admitted is left alone. The caller names the last
+--       key only if it waits for a version
 -- returns  'missing', 'requested', 'deferred' (a worker cancels it), 'cancelled', the terminal state that the task has
 --          already, 'started' (left alone), or 'changed': the record is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
@@ -33,6 +34,9 @@ if born(now[1], now[2]) ~= born(ARGV[6] ~= '' and ARGV[6], ARGV[7])
   return 'changed'
 end
 local unstarted = ARGV[13] == '1'
+if ARGV[14] ~= '' and state ~= 'limited' then
+  return 'started'
+end
 if unstarted then
   local of_runs = redis.call('HMGET', KEYS[2], 'worker', 'settled', 'returned', 'attempts', 'crashes', 'replays')
   for i = 1, 6 do
@@ -64,6 +68,9 @@ local tag, key_id, ring = line_of(KEYS[2], redis.call('HGET', KEYS[2], 'gate'), 
 redis.call('PERSIST', KEYS[8])
 if ARGV[12] ~= '' then
   redis.call('HSET', KEYS[2], 'replaced_by', ARGV[12])
+end
+if ARGV[14] ~= '' then
+  redis.call('HSET', KEYS[2], 'dropped', ARGV[14])
 end
 if state ~= 'queued' then
   redis.call('ZREM', KEYS[5], ARGV[3])

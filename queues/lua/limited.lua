@@ -26,31 +26,36 @@ local function limits_of(envelope)
 end
 
 local function derived(limits)
-  local uses, ordered = {}, nil
+  local parts, ordered = {}, nil
   for i = 1, #limits do
     local use = limits[i]
-    if type(use) ~= 'table' or not string.match(tostring(use[1]), '^[%w._-]+$') or type(use[2]) ~= 'string' then
+    local name, key = type(use) == 'table' and tostring(use[1]) or '', type(use) == 'table' and tostring(use[2]) or ''
+    if not string.match(name, '^[%w._-]+$') or not string.match(key, '^[%x-]+$') then
       return
     end
-    uses[i] = use[1] .. ' ' .. use[2]
+    parts[i] = {name, key == '-' and '-' .. name or key}
     if not ordered and string.find(tostring(use[4]), 'o', 1, true) then
-      ordered = uses[i]
+      ordered = parts[i]
     end
   end
-  uses = ordered and {ordered} or uses
-  table.sort(uses)
-  local names = {}
-  for i = 1, #uses do
-    names[i] = string.match(uses[i], '^%S+')
+  if ordered then
+    return 'o' .. ordered[2], ordered[1]
   end
-  return (ordered and 'o' or '') .. string.sub(redis.sha1hex(table.concat(uses, '\n')), 1, 16), table.concat(names, ',')
+  table.sort(parts, function(one, other)
+    return one[1] < other[1]
+  end)
+  local keys, names = {}, {}
+  for i = 1, #parts do
+    names[i], keys[i] = parts[i][1], parts[i][2]
+  end
+  return table.concat(keys, ','), table.concat(names, ',')
 end
 
 local function gate_of(record, envelope)
   local limits = limits_of(envelope)
   if limits then
     local gate = redis.call('HGET', record, 'gate') or ''
-    local key_id, ring, place = string.match(gate, '^(o?%x+) ([%w._,-]+) (%d+)$')
+    local key_id, ring, place = string.match(gate, '^(o?[%w._,-]+) ([%w._,-]+) (%d+)$')
     if key_id then
       return key_id, ring, tonumber(place)
     end

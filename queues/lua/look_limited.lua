@@ -40,7 +40,7 @@ end
 local lines, known = {}, {}
 local function add(key_id, ring, score)
   local name = ring .. ' ' .. key_id
-  if score and not known[name] and string.match(key_id, '^o?%x+$') then
+  if score and not known[name] and string.match(key_id, '^o?[%w._,-]+$') then
     known[name] = true
     lines[#lines + 1] = {key_id, ring, score, number = #lines, ring_score = tonumber(score)}
   end
@@ -72,8 +72,8 @@ for i = 1, #lines do
   local line = lines[i]
   local key_id, ring = line[1], line[2]
   local ordered = string.sub(key_id, 1, 1) == 'o'
-  local want = ordered and math.min(share, window) or share
   local window = ordered and (windows[ring] or 1)
+  local want = ordered and math.min(share, window) or share
   local found, live, looked, left = {}, 0, 0, true
   while left and looked < MAX_MEMBERS and (ordered and live or #found) < want do
     local page = redis.call('ZRANGE', tag .. 'limited:' .. key_id, looked, looked + want, 'WITHSCORES')

@@ -31,7 +31,7 @@ local function give_turn(tag, key_id, ring, look)
 end
 
 local function line_of(key, gate, any)
-  local key_id, ring = string.match(gate or '', '^(o?%x+) ([%w._,-]+) %d+$')
+  local key_id, ring = string.match(gate or '', '^(o?[%w._,-]+) ([%w._,-]+) %d+$')
   local tag = string.match(key, '^.-}:')
   if key_id and (any or string.sub(key_id, 1, 1) == 'o') and sound_line(tag, key_id, ring) then
     return tag, key_id, ring

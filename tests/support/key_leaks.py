@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-LIVE = {b"queued", b"scheduled"}
+LIVE = {b"queued", b"scheduled", b"limited"}
 
 _OF_A_TASK = re.compile(
     rb"(?P<tag>\{[^}]*:[^}]*\}):(?:(?:record|steps|log|inbox|control):(?P<id>.*)"

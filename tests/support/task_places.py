@@ -10,7 +10,7 @@ from perdure.queues.keys import GROUP
 
 from tests.support.servers.every_node import whereabouts
 
-READY, PENDING, DUE, DEAD = "ready", "pending", "due", "dead"
+READY, PENDING, DUE, LIMITED, DEAD = "ready", "pending", "due", "limited", "dead"
 
 
 async def places(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:
@@ -25,8 +25,11 @@ if held.err then
 end
 local found = {redis.call('XRANGE', KEYS[1], '-', '+'), held, redis.call('XRANGE', KEYS[2], '-', '+')}
 for i = 4, #KEYS do
-  found[#found + 1] = {redis.call('ZSCORE', KEYS[3], ARGV[i - 2]),
-    redis.call('HMGET', KEYS[i], 'state', 'entry', 'dead')}
+  local record = redis.call('HMGET', KEYS[i], 'state', 'entry', 'dead')
+  local list = string.match(redis.call('HGET', KEYS[i], 'gate') or '', '^%S+')
+  local place = list and redis.call('ZSCORE', string.match(KEYS[1], '^(.*:)ready$') .. 'limited:' .. list, ARGV[i - 2])
+  found[#found + 1] = {redis.call('ZSCORE', KEYS[3], ARGV[i - 2]), record,
+    place and (record[1] == 'limited' or string.sub(list, 1, 1) ~= 'o') and 1 or 0}
 end
 return found
 """
@@ -43,13 +46,15 @@ async def all_places(gateway: Gateway, partition: Partition, task_ids: list[str]
     messages = [(entry, _message_id(pairs)) for entry, pairs in ready]
     letters = [(entry, _fields(pairs)[b"id"].decode()) for entry, pairs in dead]
     found: dict[str, list[str]] = {}
-    for task_id, score, record in ((task_id, *one) for task_id, one in zip(task_ids, rest, strict=True)):
+    for task_id, score, record, listed in ((task_id, *one) for task_id, one in zip(task_ids, rest, strict=True)):
         at = [(PENDING if entry in held else READY, entry) for entry, one in messages if one == task_id]
         at += [(DEAD, entry) for entry, one in letters if one == task_id]
         names = [name for name, _ in at]
         state = record[0].decode() if record[0] else None
         if score is not None:
             names.append(DUE)
+        if listed:
+            names.append(LIMITED)
         if state in ("succeeded", "cancelled"):
             names.append(state)
         _check_record(task_id, names, at, state, record)
@@ -63,7 +68,7 @@ def _check_record(task_id: str, names: list[str], at: list[tuple[str, bytes]], s
         assert state == reported.get(name, name), f"{task_id} is {name}, its record says {state}"
     for name, entry in at:
         assert record[2 if name == DEAD else 1] == entry, f"{task_id}: the record names another entry ({name})"
-    if state in ("queued", "scheduled", "dead"):
+    if state in ("queued", "scheduled", "limited", "dead"):
         assert names, f"{task_id} is {state}, and nowhere"
 
 

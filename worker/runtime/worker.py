@@ -156,7 +156,14 @@ class Worker:
             self._gateway, self._reader, [], self.id, self._shared.claim_lease, self._leases, self._clock.observe
         )
         self._reclaim = ReclaimSchedule([], self._shared.claim_lease, self.timings.sweep_interval)
-        self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch, lambda: self._shared.result_ttl)
+        self._promoter = Promoter(
+            self._gateway,
+            [],
+            self.id,
+            self._consumer.touch,
+            lambda: self._shared.result_ttl,
+            lambda: self._shared.claim_lease,
+        )
         self._assignment_watcher = AssignmentWatcher(
             self._gateway, self._assignment, self._consumer, self._set_partitions, app.tasks.versions
         )

@@ -6,19 +6,22 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from ....queues.delivery.due_set import promote_due
 from ....queues.delivery.fleet_locks import acquire_fleet_locks
 from ....queues.delivery.leases import Touch
-from ....queues.handle import DEFAULT_RESULT_TTL, answer_requests
+from ....queues.handle import DEFAULT_RESULT_TTL, Replacement, answer_requests, cancel_task
 from ....queues.keys import Partition
 from ....queues.runtime import RUNTIME
 from ....queues.transport.gateway import Gateway
 from ...log import logger
 from ...loop_errors import LoopErrors
+
+if TYPE_CHECKING:
+    from ....queues.limits.store import BreakerChange
 
 _MAX_SLEEP: Final = 1.0
 """Longest sleep in seconds, because a nudge may be lost."""
@@ -45,16 +48,19 @@ class Promoter:
         worker: str,
         touch: Callable[[Partition], Awaitable[None]],
         retention: Callable[[], float] = lambda: DEFAULT_RESULT_TTL,
+        lease: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Args:
         worker: id of this worker.
         touch: touches a partition (see `Consumer.touch`).
         retention: returns the seconds for which the record of a task is kept that a producer has cancelled.
+        lease: returns the seconds of a lease, for which tokens of limits are held at least.
         """
         self._gateway = gateway
         self._worker = worker
         self._touch = touch
         self._retention = retention
+        self._lease = lease
         self._touched: dict[Partition, float] = {}
         self._next = dict.fromkeys(partitions, 0.0)
         self._errors = LoopErrors("promote due tasks")
@@ -113,7 +119,9 @@ class Promoter:
             return another * RUNTIME.uniform(1.0, 1.2)
         _, (_, until_next) = await asyncio.gather(
             self._touch_again(partition),
-            promote_due(self._gateway, partition, on_requests=partial(self._cancel, partition)),
+            promote_due(
+                self._gateway, partition, on_requests=partial(self._cancel, partition), admit=self._admit
+            ),
         )  # in one round trip
         return _MAX_SLEEP if until_next is None else min(until_next, _MAX_SLEEP)
 
@@ -121,6 +129,25 @@ class Promoter:
         """Cancel tasks for producers, who may not. An error does not keep the due tasks waiting."""
         answer = partial(answer_requests, self._gateway, partition, requests, retention=self._retention())
         await self._errors.attempt(answer, f"requests to cancel of queue {partition.queue}")
+
+    async def _admit(self, partition: Partition) -> float | None:
+        """Admit tasks that wait for limits. Return the seconds until the next call makes sense, None if none waits."""
+        from ....queues.admission import admit_due  # of queues with limits only
+        from ....queues.limits.store import TOKEN_LIFE
+
+        life = max(TOKEN_LIFE, self._lease())
+        admitted = await admit_due(
+            self._gateway, partition, life=life, on_dropped=self._drop, on_change=_log_breaker
+        )
+        return admitted.wait
+
+    async def _drop(self, partition: Partition, task_id: str, limit: str) -> None:
+        """Cancel a task that was not to wait for a limit. An error leaves it waiting; the next look drops it."""
+        replacement = Replacement("", unstarted=True, limit=limit)
+        drop = partial(
+            cancel_task, self._gateway, partition, task_id, retention=self._retention(), replacement=replacement
+        )
+        await self._errors.attempt(drop, f"a task that limit {limit} has no room for")
 
     async def _touch_again(self, partition: Partition) -> None:
         now = RUNTIME.monotonic()
@@ -167,6 +194,10 @@ class ClockMonitor:
                 lease,
             )
         self._quiet_until = now + lease
+
+
+def _log_breaker(change: BreakerChange) -> None:
+    logger.bind(limit=change.limit).warning("limit {} is {}", change.limit, change.state)
 
 
 def _step(before: Touch | None, touch: Touch) -> float:

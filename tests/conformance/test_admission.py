@@ -1,0 +1,156 @@
+"""Admission: a task that has limits waits in a list and starts with its tokens, whatever happens to those who admit it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from perdure.queues import Gateway, Namespace, State, read_record
+from perdure.queues.admission import admit_now
+from perdure.queues.keys import gate_of
+from perdure.queues.limits.definition import Limit
+
+from tests.support.consumers import make_due, promote, read, read_one, worker
+from tests.support.delivery_calls import SETTLING
+from tests.support.limited_tasks import (
+    LIFE,
+    admit,
+    enqueue,
+    holders,
+    nonce,
+    publish,
+    ready,
+    release,
+    use,
+    waiting,
+)
+from tests.support.task_places import DUE, LIMITED, READY, places
+
+pytestmark = pytest.mark.integration
+
+BOTH = Limit("openai", total=20, running=1, by="tenant")
+ALL = Limit("all", total=1)
+ORDERED = Limit("session", running=1, by="user", ordered=True)
+
+
+async def test_a_limited_task_waits_in_a_list(gateway: Gateway, namespace: Namespace) -> None:
+    uses = [use(BOTH, "a")]
+    (partition,) = await enqueue(gateway, namespace, uses, "x")
+    assert await places(gateway, partition, "x") == [LIMITED]
+    record = await read_record(gateway, partition, "x")
+    assert record is not None
+    assert (record.state, record.waits, record.task) == (State.LIMITED, "limit openai", "t")
+    assert record.enqueued_at is not None
+
+
+async def test_the_mover_admits_as_many_as_the_limit_has_room_for(gateway: Gateway, namespace: Namespace) -> None:
+    await publish(gateway, namespace, BOTH)
+    uses = [use(BOTH, "a")]
+    partition = (await enqueue(gateway, namespace, uses, "x", "y"))[0]
+    admitted = await admit(gateway, partition)
+    assert admitted.count == 1
+    assert admitted.wait is not None
+    assert admitted.wait > 0
+    assert await ready(gateway, partition) == ["x"]
+    assert await places(gateway, partition, "x") == [READY]
+    assert await places(gateway, partition, "y") == [LIMITED]
+    assert await holders(gateway, namespace, BOTH) == 1
+    delivery = await read_one(await worker(gateway, partition))
+    assert delivery.fields[b"token"]
+    assert not delivery.has_history
+
+
+async def test_a_limit_that_nobody_has_published_lets_none_start(gateway: Gateway, namespace: Namespace) -> None:
+    (partition,) = await enqueue(gateway, namespace, [use(BOTH, "a")], "x")
+    assert (await admit(gateway, partition)).count == 0
+    await publish(gateway, namespace, BOTH)
+    await gateway.command("ZADD", partition.rings, 0, "openai")
+    assert (await admit(gateway, partition)).count == 1
+
+
+async def test_a_release_admits_the_next_one(gateway: Gateway, namespace: Namespace) -> None:
+    await publish(gateway, namespace, BOTH)
+    uses = [use(BOTH, "a")]
+    partition = (await enqueue(gateway, namespace, uses, "x", "y", "z"))[0]
+    await admit(gateway, partition)
+    hints = await release(gateway, namespace, partition, uses, "x", await nonce(gateway, partition, "x"))
+    assert len(hints) == 1
+    assert await admit_now(gateway, namespace, hints, life=LIFE) == 1
+    assert await ready(gateway, partition) == ["x", "y"]
+    assert await waiting(gateway, partition, uses) == ["z"]
+
+
+async def test_each_key_has_its_turn(gateway: Gateway, namespace: Namespace) -> None:
+    await publish(gateway, namespace, ALL, Limit("tenant", rate="1000/s", by="tenant"))
+    tenant = Limit("tenant", rate="1000/s", by="tenant")
+    many, few = [use(ALL), use(tenant, "many")], [use(ALL), use(tenant, "few")]
+    partition = (await enqueue(gateway, namespace, many, *(f"many-{number}" for number in range(5))))[0]
+    await enqueue(gateway, namespace, few, *(f"few-{number}" for number in range(3)))
+    order: list[str] = []
+    await admit(gateway, partition)
+    while len(found := await ready(gateway, partition)) > len(order):
+        order = found
+        uses = many if found[-1].startswith("many") else few
+        hints = await release(gateway, namespace, partition, uses, found[-1], await nonce(gateway, partition, found[-1]))
+        await admit_now(gateway, namespace, hints, life=LIFE)
+    assert order == ["many-0", "few-0", "many-1", "few-1", "many-2", "few-2", "many-3", "many-4"]
+
+
+async def test_a_key_with_many_tasks_does_not_hold_up_the_others(gateway: Gateway, namespace: Namespace) -> None:
+    tenant = Limit("tenant", rate="100000/s", by="tenant")
+    await publish(gateway, namespace, ALL, tenant)
+    crowd = [use(ALL), use(tenant, "crowd")]
+    partition = (await enqueue(gateway, namespace, crowd, *(f"crowd-{number}" for number in range(1000))))[0]
+    keys = {name: [use(ALL), use(tenant, name)] for name in ("b", "c", "d", "e", "f", "g", "h", "i", "j")}
+    for name, uses in keys.items():
+        await enqueue(gateway, namespace, uses, *(f"{name}-{number}" for number in range(10)))
+    await admit(gateway, partition)
+    started = [""]
+    for _ in range(101):
+        last = (await ready(gateway, partition))[-1]
+        assert last != started[-1]
+        started.append(last)
+        uses = keys.get(last[0], crowd) if last[1] == "-" else crowd
+        hints = await release(gateway, namespace, partition, uses, last, await nonce(gateway, partition, last))
+        await admit_now(gateway, namespace, hints, life=LIFE)
+    assert sum(not name.startswith("crowd") for name in started[1:]) == 90
+
+
+async def test_two_movers_admit_each_task_once(gateway: Gateway, namespace: Namespace) -> None:
+    wide = Limit("wide", total=50)
+    await publish(gateway, namespace, wide)
+    uses = [use(wide)]
+    partition = (await enqueue(gateway, namespace, uses, *(f"x{number}" for number in range(30))))[0]
+    found = await asyncio.gather(*(admit(gateway, partition) for _ in range(4)))
+    assert sum(one.count for one in found) == 30
+    assert sorted(await ready(gateway, partition)) == sorted(f"x{number}" for number in range(30))
+    assert await holders(gateway, namespace, wide) == 30
+
+
+async def test_a_retry_waits_for_the_limit_again(gateway: Gateway, namespace: Namespace) -> None:
+    await publish(gateway, namespace, BOTH)
+    uses = [use(BOTH, "a")]
+    (partition,) = await enqueue(gateway, namespace, uses, "x", delay=60)
+    assert await places(gateway, partition, "x") == [DUE]
+    await make_due(gateway, partition, "x")
+    assert await promote(gateway, partition, "x") == 0
+    assert await places(gateway, partition, "x") == [LIMITED]
+    assert (await admit(gateway, partition)).count == 1
+    assert await places(gateway, partition, "x") == [READY]
+
+
+async def test_an_ordered_task_waits_for_the_end_of_the_one_before(gateway: Gateway, namespace: Namespace) -> None:
+    await publish(gateway, namespace, ORDERED)
+    uses = [use(ORDERED, "u")]
+    partition = (await enqueue(gateway, namespace, uses, "x", "y"))[0]
+    assert (await admit(gateway, partition)).count == 1
+    assert await waiting(gateway, partition, uses) == ["x", "y"]
+    await release(gateway, namespace, partition, uses, "x", await nonce(gateway, partition, "x"))
+    key_id, ring = gate_of(uses)
+    hints = [f"default/{partition.index}/{key_id}/{ring}"]
+    assert await admit_now(gateway, namespace, hints, life=LIFE) == 0
+    consumer = await worker(gateway, partition)
+    (delivery,) = await read(consumer)
+    await SETTLING["succeed"](gateway, delivery, "x")
+    assert await waiting(gateway, partition, uses) == ["y"]
+    assert (await admit(gateway, partition)).count == 1
