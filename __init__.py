@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from .queues.handle import TaskHandle
+    from .queues.limits.definition import Breaker, Limit, Rate
     from .queues.producer import Producer
     from .queues.records import State
     from .queues.streams import StreamItem
@@ -84,6 +85,7 @@ __all__ = [
     "App",
     "Artifact",
     "ArtifactError",
+    "Breaker",
     "ChildFailed",
     "Coherence",
     "Context",
@@ -102,6 +104,7 @@ __all__ = [
     "InboxFull",
     "InvalidArguments",
     "LeaseLost",
+    "Limit",
     "Middleware",
     "NotReplicated",
     "PayloadTooLarge",
@@ -109,6 +112,7 @@ __all__ = [
     "Plan",
     "PlanStep",
     "Producer",
+    "Rate",
     "RecordedFailure",
     "ResumeWarning",
     "Resumption",
@@ -162,6 +166,7 @@ _HOMES = {
     "App": ".worker.app",
     "Artifact": ".worker.agents.journal.state",
     "ArtifactError": ".worker.errors",
+    "Breaker": ".queues.limits.definition",
     "ChildFailed": ".worker.errors",
     "Coherence": ".worker.agents.coherence.findings",
     "Context": ".worker.context",
@@ -181,6 +186,7 @@ _HOMES = {
     "InboxFull": ".queues.errors",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues.errors",
+    "Limit": ".queues.limits.definition",
     "Middleware": ".worker.middleware",
     "NotReplicated": ".queues.errors",
     "PayloadTooLarge": ".queues.errors",
@@ -188,6 +194,7 @@ _HOMES = {
     "Plan": ".worker.agents.agent",
     "PlanStep": ".worker.agents.journal.state",
     "Producer": ".queues.producer",
+    "Rate": ".queues.limits.definition",
     "ResumeWarning": ".worker.resume_warning",
     "Resumption": ".worker.durable.journal.resumption",
     "Retry": ".deadletter.policy",

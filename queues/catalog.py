@@ -12,11 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
 from .defaults import nearest
+from .envelope import TaskMessage
 from .errors import CatalogError
 from .keys import Namespace, check_name, is_name
 from .member_registry import AHEAD_MS, MemberRegistry, report_problems
@@ -26,6 +27,9 @@ from .transport.gateway import Gateway
 from .transport.scripts import milliseconds
 from .unique import Unique, UniqueTask, unique_task
 from .wording import listed
+
+if TYPE_CHECKING:
+    from .limits.task_limits import TaskLimits
 
 KEPT: Final = 30 * 86_400
 """TTL of an entry in seconds."""
@@ -59,6 +63,7 @@ class CatalogTask:
         app, version: Set by the entry that lists the task.
         task_version: Version of the task's code.
         unique: Its rule for unique tasks, see `UniqueTask.published`; None without one.
+        limits: Its limits, see `TaskLimits.published`; None without any.
     """
 
     name: str
@@ -72,6 +77,7 @@ class CatalogTask:
     version: str = ""
     task_version: int = 1
     unique: Mapping[str, Any] | None = None
+    limits: Mapping[str, Any] | None = None
 
     @property
     def problem(self) -> str | None:
@@ -113,6 +119,40 @@ class CatalogTask:
             if isinstance(error, CatalogError):
                 raise
             raise CatalogError(f"could not read the rule for unique tasks of task {self.name!r}: {error}") from None
+
+    def task_limits(self) -> TaskLimits | None:
+        """Return its limits; None without any.
+
+        Raises `CatalogError` if only the app can make a key, or what is published are no limits.
+        """
+        if not self.limits:
+            return None
+        from .limits.task_limits import TaskLimits
+
+        try:
+            functions = [fields["name"] for fields in self.limits["limits"] if fields.get("function")]
+            if functions:
+                raise CatalogError(
+                    f"task {self.name!r} has limit {functions[0]!r} by a function of app {self.app!r}, which only that "
+                    "app can call: enqueue the task there, or let the app name the arguments in by="
+                )
+            return TaskLimits.read(self.name, self.limits)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, CatalogError):
+                raise
+            raise CatalogError(f"could not read the limits of task {self.name!r}: {error}") from None
+
+    def limited(self, message: TaskMessage, costs: Mapping[str, int] | None = None) -> TaskMessage:
+        """Return a message that is not encrypted yet with the uses of its limits. costs: those of the call.
+
+        Raises `CatalogError`, `InvalidLimitUse`.
+        """
+        limits = self.task_limits()
+        if limits is not None:
+            return limits.limited(message, costs)
+        if costs:
+            raise CatalogError(f"task {self.name!r} has no limits, got costs of {', '.join(costs)}")
+        return message
 
 
 class AppEntry:
@@ -311,6 +351,7 @@ def _task(app: str, version: str, fields: Mapping[str, Any]) -> CatalogTask:
         version=version,
         task_version=_count(fields.get("task_version")) or 1,
         unique=fields.get("unique"),
+        limits=fields.get("limits"),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import orjson
 
-from .envelope import EnvelopeTemplate, TaskMessage, check_task_id, encode_arguments
+from .envelope import EnvelopeTemplate, LimitUse, TaskMessage, check_task_id, encode_arguments
 from .partitions.route import spread
 
 GroupErrors: TypeAlias = Literal["raise", "wait"]
@@ -25,10 +25,11 @@ MAX_GROUP: Final = 100_000
 
 
 class GroupItem(NamedTuple):
-    """One task of a group. data: its arguments, JSON. key: its ordering key."""
+    """One task of a group. data: its arguments, JSON. key: its ordering key. limits: their uses."""
 
     data: bytes
     key: str | None = None
+    limits: tuple[LimitUse, ...] = ()
 
 
 class Group(NamedTuple):
@@ -46,14 +47,15 @@ class Group(NamedTuple):
         self, number: int, task_id: str, headers: Mapping[str, str], inherited: Mapping[str, Any]
     ) -> TaskMessage:
         """Return the message of a task of the group. headers, inherited: what it has from the callback."""
-        data, key = self.items[number]
+        data, key, limits = self.items[number]
         merged = {**headers, **self.envelope.get("headers", {})}
         form = {**self.envelope, "id": check_task_id(task_id), **inherited}
         if merged:
             form["headers"] = merged
         if key is not None:
             form["key"] = key
-        return TaskMessage(task_id, orjson.dumps(form), data, spread(task_id if key is None else key), own_id=True)
+        place = spread(task_id if key is None else key)
+        return TaskMessage(task_id, orjson.dumps(form), data, place, own_id=True).with_limits(limits)
 
 
 def check_group(items: Sequence[Any], limit: object, errors: object) -> None:
@@ -81,7 +83,7 @@ def encode_group(
         raise ValueError("the arguments of the callback of a group cannot hold secrets")
     head = orjson.loads(form.message(b"{}", task_id="group").envelope)
     del head["id"]
-    listed = [[item.data.decode(), item.key] for item in items]
+    listed = [[item.data.decode(), item.key, *([item.limits] if item.limits else ())] for item in items]
     named = {"envelope": head, "queue": queue, "limit": limit, "errors": errors, "items": listed}
     return orjson.dumps({"group": named, "arguments": orjson.loads(rest)})
 
@@ -91,7 +93,10 @@ def decode_group(data: bytes) -> Group:
     try:
         found = orjson.loads(data)
         named = found["group"]
-        items = [GroupItem(item.encode(), key) for item, key in named["items"]]
+        items = [
+            GroupItem(item.encode(), key, tuple(LimitUse(*use) for uses in limits for use in uses))
+            for item, key, *limits in named["items"]
+        ]
         return Group(named["envelope"], named["queue"], items, named["limit"], named["errors"], found["arguments"])
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not a group: {error!r}") from None

@@ -151,6 +151,7 @@ class Producer:
         durability: Replicated | None = None,
         tags: Collection[str] = (),
         unique: Unique | Literal[False] | None = None,
+        costs: Mapping[str, int] | None = None,
     ) -> TaskHandle[Any]:
         """Enqueue one task by name. Once this returns, the task is never lost.
 
@@ -168,14 +169,17 @@ class Producer:
             tags: Words by which people find the task in lists.
             unique: Rule for tasks of which one of each key may be there. Default: that of the catalog, if no queue is
                 named. False for none.
+            costs: What the task costs, by the names of its limits. Without a queue; the limits of a task whose queue
+                is named are read by its worker.
 
         Raises:
             CatalogError: No queue is named, and the catalog lists no such task, several, other arguments, or a rule
-                whose key only the app can make.
+                or limit whose key only the app can make.
             PayloadTooLarge: The arguments are over the limit of large ones.
             TaskExists: A stored task has this id, and another name or other arguments.
             TypeError: The arguments are not JSON.
             InvalidUniqueKey: The arguments make no key.
+            InvalidLimitUse: The arguments make no key of a limit, or a cost is too large.
             ValueError: An option is wrong.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
@@ -187,7 +191,9 @@ class Producer:
         if queue is None:
             listed = await self._listed(task, app)
             listed.check(message.arguments)
-            queue, rule = listed.queue, listed.unique_task(unique)
+            queue, rule, message = listed.queue, listed.unique_task(unique), listed.limited(message, costs)
+        elif costs:
+            raise ValueError("costs must be without queue, since the catalog says which limits the task has")
         return await self.send_one(message, queue=queue, delay=delay, durability=durability, unique=rule)
 
     async def enqueue_many(
@@ -239,12 +245,13 @@ class Producer:
             task_id: Id that the caller has chosen for the callback.
             limit, errors: See `Task.enqueue_group`.
         """
-        listed = None
+        listed = limits = callback = None
         if queue is None:
             listed = await self._listed(task, app)
-            queue = listed.queue
+            queue, limits = listed.queue, listed.task_limits()
         if then_queue is None:
-            then_queue = (await self._listed(then, app)).queue
+            callback = await self._listed(then, app)
+            then_queue = callback.queue
         items: list[GroupItem] = []
         for args in many:
             data, secrets = encode_arguments(args)
@@ -252,11 +259,13 @@ class Producer:
                 raise ValueError(f"task {task!r}: the tasks of a group cannot have secret arguments")
             if listed is not None:
                 listed.check(data)
-            items.append(GroupItem(data, key_of(key, args)))
+            items.append(GroupItem(data, key_of(key, args), () if limits is None else limits.uses_of(args)))
         check_group(items, limit, errors)
         form = EnvelopeTemplate(task, app=app)
         data = encode_group(form, queue, items, limit=limit, errors=errors, arguments=arguments or {})
         message = EnvelopeTemplate(then, app=app, group=True).message(data, task_id=task_id)
+        if callback is not None and (own := callback.task_limits()) is not None:
+            message = own.limited(message, arguments=arguments or {})
         return await self.send_one(message, queue=then_queue)
 
     async def enqueue_stream(
@@ -530,11 +539,13 @@ def _messages(
     key: Key,
     listed: CatalogTask | None,
 ) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
+    limits = None if listed is None else listed.task_limits()
+
     def make(args: Mapping[str, Any]) -> TaskMessage:
         message = form.message(*encode_arguments(args), key=key_of(key, args))
         if listed is not None:
             listed.check(message.arguments)
-        return message
+        return message if limits is None else limits.limited(message)
 
     return map_items(make, many)
 

@@ -89,14 +89,16 @@ class AgentTask(Generic[S]):
             check_size("the goal and the inputs, which the state has,", len(stored), producer.payload_limit)
         task_id = self._id(arguments, key)
         if (chain := task.app.enqueue_chain) is None:
-            message = task.template.message(arguments, secrets, task_id=task_id)
+            message = task.as_call().limited(task.template.message(arguments, secrets, task_id=task_id))
         else:
             call = EnqueueCall(task.name, {"goal": goal, **inputs}, task.queue, {"task_id": task_id}, {})
             message = await hooked_message(
                 chain,
                 call,
-                lambda: EnvelopeTemplate(task.name, call.headers, app=task.app.name).message(
-                    arguments, secrets, task_id=task_id
+                lambda: task.as_call().limited(
+                    EnvelopeTemplate(task.name, call.headers, app=task.app.name).message(
+                        arguments, secrets, task_id=task_id
+                    )
                 ),
             )
 

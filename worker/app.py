@@ -25,6 +25,8 @@ from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_
 from .task import Handler, OnOrphan, P, R, SyncHandler, Task, refuse_unknown
 
 if TYPE_CHECKING:
+    from ..queues.argument_keys import By
+    from ..queues.limits.definition import Breaker, Limit, LimitCost, Over, Rate
     from ..queues.waits import AnswerReceipt
     from .agent_task import AgentTask
     from .agents.agent import Agent, S
@@ -97,6 +99,7 @@ class App:
         self._namespace = namespace
         self.tasks = Registry(self)
         self.agents: dict[str, AgentTask[Any]] = {}
+        self.limits: dict[str, Limit] = {}
         if not isinstance(middleware, Iterable):
             raise ConfigurationError(f"middleware of app {name!r} must be a list, got {middleware!r}")
         self.middleware = tuple(middleware)
@@ -238,6 +241,7 @@ class App:
         coherence: Coherence | Literal["warn"] | None = "warn",
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
+        limits: Sequence[Limit | LimitCost] = (),
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -256,6 +260,7 @@ class App:
         coherence: Coherence | Literal["warn"] | None = "warn",
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
+        limits: Sequence[Limit | LimitCost] = (),
         **unknown: Never,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
@@ -284,6 +289,8 @@ class App:
                 queue: with a result, as a dead letter, or cancelled, whether it was running or not.
             unique: which tasks must not be there twice, see `Unique`. It does not apply to children and to the tasks of
                 a group.
+            limits: what the task must get before it starts, at most four limits of `app.limit`, with what it costs
+                there where they have costs: `[openai.costs(1200), session]`.
         """
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
@@ -311,6 +318,7 @@ class App:
                 around=around,
                 on_end=on_end,
                 unique=unique,
+                limits=limits,
             )
 
         return register if handler is None else register(handler)
@@ -331,6 +339,7 @@ class App:
         on_message: OnMessage = "next_step",
         on_resume: OnResume = None,
         version: int = 1,
+        limits: Sequence[Limit | LimitCost] = (),
     ) -> AgentTask[S]: ...
     @overload
     def agent(
@@ -346,6 +355,7 @@ class App:
         on_message: OnMessage = "next_step",
         on_resume: OnResume = None,
         version: int = 1,
+        limits: Sequence[Limit | LimitCost] = (),
     ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
@@ -361,6 +371,7 @@ class App:
         on_message: OnMessage = "next_step",
         on_resume: OnResume = None,
         version: int = 1,
+        limits: Sequence[Limit | LimitCost] = (),
         **unknown: Never,
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
@@ -376,7 +387,7 @@ class App:
             on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
                 of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
                 agent's own code reads messages.
-            version: as for `task`.
+            version, limits: as for `task`. A key is made of the goal and the inputs.
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
                 continue, for at most `Agent.resume_timeout`.
         """
@@ -411,12 +422,48 @@ class App:
                 result_ttl=result_ttl,
                 on_orphan=None,
                 version=version,
+                limits=limits,
                 call_options=(),
             )
             found = self.agents[called] = AgentTask(agent, form, task)
             return found
 
         return register if kind is None else register(kind)
+
+    def limit(
+        self,
+        name: str,
+        *,
+        total: int | None = None,
+        running: int | None = None,
+        by: By = None,
+        rate: str | Rate | None = None,
+        cost: str | Rate | None = None,
+        burst: int | None = None,
+        over: Over = "wait",
+        ordered: bool = False,
+        while_parked: bool = False,
+        breaker: Breaker | None = None,
+    ) -> Limit:
+        """Define a limit of the namespace: `openai = app.limit("openai", running=2, by="tenant", rate="500/m")`.
+
+        Tasks get it with `@app.task(limits=[openai])`. The workers of the app publish it when they start; apps that use
+        the same name share it, and the worker that started last decides. For the arguments see `Limit`.
+
+        Raises:
+            ValueError, TypeError: an argument is wrong.
+            ConfigurationError: the app has a limit of this name.
+        """
+        from ..queues.limits.definition import Limit
+        from .limit_owner import LimitedApp
+
+        given: dict[str, Any] = {"total": total, "running": running, "by": by, "rate": rate, "cost": cost}
+        given |= {"burst": burst, "over": over, "ordered": ordered, "while_parked": while_parked, "breaker": breaker}
+        limit = Limit(name, **given, owner=LimitedApp(self))
+        if name in self.limits:
+            raise ConfigurationError(f"app {self.name!r} has a limit {name!r} already: use it, or another name")
+        self.limits[name] = limit
+        return limit
 
     def session(self, agent: AgentTask[S] | type[Agent[S]], session_id: str, /, **inputs: Any) -> Session[S]:
         """Return a session, a conversation with an agent that outlives the tasks of its turns. Nothing is sent.

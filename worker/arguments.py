@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NotRequired, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, NotRequired, get_origin, get_type_hints
 
 from pydantic import ConfigDict, ValidationError
 from pydantic.errors import PydanticUserError
@@ -20,6 +20,9 @@ from .durable.json_types import JsonType, storable, type_problem
 from .durable.value_loss import find_misread, warn_of_losses
 from .errors import InvalidArguments, TaskDefinitionError, describe_problem
 
+if TYPE_CHECKING:
+    from ..queues.limits.task_limits import TaskLimits
+
 CALL_OPTIONS: Final = (
     "delay",
     "queue",
@@ -32,6 +35,7 @@ CALL_OPTIONS: Final = (
     "durability",
     "tags",
     "unique",
+    "costs",
 )
 """Options of one call of a task, see `Task.options`."""
 
@@ -137,13 +141,8 @@ class Arguments:
 
     def bind_unique(self, unique: Unique) -> UniqueTask:
         """Return a rule for unique tasks as that of this task. Raises `ValueError` if these arguments make no key."""
-        parameters, names = self._signature.parameters, unique.names
-        for name in names or ():
-            if name not in parameters:
-                known = ", ".join(parameters) or "none"
-                raise ValueError(
-                    f"unique key {name!r} must be an argument; there are {known}{nearest(name, parameters)}"
-                )
+        names = unique.names
+        self._check_names("unique key", names or ())
         if names is None and not callable(unique.by):
             if self.has_secrets:
                 raise ValueError("unique by all arguments must not have secrets among them; name the others in by=")
@@ -153,6 +152,31 @@ class Arguments:
                     "name the others in by="
                 )
         return UniqueTask(unique, self._name, self._defaults())
+
+    def bind_limits(self, limits: object) -> TaskLimits | None:
+        """Return limits as those of this task, None for an empty list.
+
+        Raises `ValueError`, `TypeError` if these arguments make no key, or a task cannot have such limits.
+        """
+        if isinstance(limits, (tuple, list)) and not limits:
+            return None
+        from ..queues.limits.definition import check_limits
+        from ..queues.limits.task_limits import TaskLimits
+
+        found = check_limits(limits)
+        for limit, _ in found:
+            if isinstance(limit.by, tuple):
+                self._check_names(f"key of limit {limit.name!r}:", limit.by)
+        bound = TaskLimits(found, self._name)
+        return TaskLimits(found, self._name, self._defaults()) if bound.keyed else bound
+
+    def _check_names(self, what: str, names: Iterable[str]) -> None:
+        """Raise `ValueError` for a name in a key that is no argument. what: the key."""
+        parameters = self._signature.parameters
+        for name in names:
+            if name not in parameters:
+                known = ", ".join(parameters) or "none"
+                raise ValueError(f"{what} {name!r} must be an argument; there are {known}{nearest(name, parameters)}")
 
     def _unordered(self) -> str | None:
         """Return the name of the first argument that has a set in its type, None without one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic.errors import PydanticUserError
 
@@ -21,6 +21,9 @@ from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
 from .errors import TaskDefinitionError
 from .task import Handler, OnOrphan, Task, TaskOwner, as_async, check_cleanup, check_options
+
+if TYPE_CHECKING:
+    from ..queues.limits.task_limits import TaskLimits
 
 
 class Registry(Mapping[str, Task[Any, Any]]):
@@ -71,6 +74,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         around: Callable[[str, Handler[..., Any]], Handler[..., Any]] | None = None,
         on_end: object = None,
         unique: Unique | None = None,
+        limits: object = (),
         call_options: Collection[str] = CALL_OPTIONS,
     ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task.
@@ -124,6 +128,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             on_end=on_end if isinstance(on_end, Task) else None,
             app=self._app,
             unique=None if unique is None else _bind_unique(name, arguments, unique),
+            limits=_bind_limits(name, arguments, limits),
             arguments=arguments,
             result=result,
             template=EnvelopeTemplate(name, app=self._app.name, on_end=on_end is not None),
@@ -144,6 +149,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 max_crashes=task.retry.max_crashes,
                 task_version=task.version,
                 unique=None if task.unique is None else task.unique.published(),
+                limits=None if task.limits is None else task.limits.published(),
             )
             for task in self._tasks.values()
         ]
@@ -164,5 +170,13 @@ def _bind_unique(name: str, arguments: Arguments, unique: object) -> UniqueTask:
     """Return the rule of a task. Raises `TaskDefinitionError`."""
     try:
         return arguments.bind_unique(check_unique(unique))
+    except (TypeError, ValueError) as error:
+        raise TaskDefinitionError(f"task {name!r}: {error}") from None
+
+
+def _bind_limits(name: str, arguments: Arguments, limits: object) -> TaskLimits | None:
+    """Return the limits of a task. Raises `TaskDefinitionError`."""
+    try:
+        return arguments.bind_limits(limits)
     except (TypeError, ValueError) as error:
         raise TaskDefinitionError(f"task {name!r}: {error}") from None

@@ -19,9 +19,23 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, Concatenate, Final, Generic, Literal, NamedTuple, Never, ParamSpec, Protocol, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    get_args,
+)
 
 import orjson
+from pydantic_core import from_json
 
 from ..deadletter.policy import Retry
 from ..queues.defaults import unknown_option
@@ -48,6 +62,9 @@ from .errors import InvalidArguments, SpawnRefused, TaskDefinitionError
 from .middleware import Chain, EnqueueCall
 from .sync_context import SyncContext, call_in_thread
 from .sync_producer import SyncProducer
+
+if TYPE_CHECKING:
+    from ..queues.limits.task_limits import TaskLimits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,6 +181,7 @@ class Task(Generic[P, R]):
     timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_orphan: None for
     an agent, whose plan decides which steps it asks for. watches_tools: whether coherence checks begin with the first
     tool call of a run. on_end: the task that cleans up after it. unique: its rule for unique tasks.
+    limits: None without any.
     """
 
     name: str
@@ -180,6 +198,7 @@ class Task(Generic[P, R]):
     watches_tools: bool
     on_end: Task[Any, Any] | None
     unique: UniqueTask | None
+    limits: TaskLimits | None
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -298,6 +317,7 @@ class Task(Generic[P, R]):
         durability: Replicated | None = None,
         tags: Collection[str] = (),
         unique: Unique | Literal[False] | None = None,
+        costs: Mapping[str, int] | None = None,
         **unknown: Never,
     ) -> TaskCall[P, R]:
         """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
@@ -318,6 +338,7 @@ class Task(Generic[P, R]):
                 in time.
             tags: words by which `perdure task list --tag` finds the task.
             unique: a rule for unique tasks in place of the task's; False for none.
+            costs: costs of the call by the names of the task's limits, such as `{"openai": 1200}`.
         """
         if unknown:
             problem = unknown_option("option of a call", unknown, CALL_OPTIONS, CALL_WORDS)
@@ -329,7 +350,19 @@ class Task(Generic[P, R]):
             cleanup = self.on_end is not None
             form = EnvelopeTemplate(self.name, headers, wish, tags, app=self.app.name, on_end=cleanup)
         call = TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
+        if costs:
+            call = replace(call, costs=self._checked_costs(costs))
         return call if unique is None else call.with_unique(unique)
+
+    def _checked_costs(self, costs: Mapping[str, int]) -> Mapping[str, int]:
+        """Return the costs of a call. Raises `InvalidArguments` for what the limits of the task do not have."""
+        given: object = costs
+        if not isinstance(given, Mapping):
+            raise InvalidArguments(self.name, f"costs must be a dict by the names of limits, got {costs!r}")
+        if self.limits is None:
+            raise InvalidArguments(self.name, f"costs must name limits of the task, and it has none, got {costs!r}")
+        self.limits.check_costs(costs)
+        return costs
 
 
 class ChildArguments(NamedTuple):
@@ -360,6 +393,8 @@ class TaskCall(Generic[P, R]):
     """Fields of the envelope that a spawned task has from its parent."""
     unique: UniqueTask | Literal[False] | None = None
     """The rule of the call, False for none; None for that of the task."""
+    costs: Mapping[str, int] | None = None
+    """Costs of the call by the names of limits."""
 
     def with_unique(self, unique: Unique | Literal[False]) -> TaskCall[P, R]:
         """Return the call with a rule for unique tasks, False for none. Raises `InvalidArguments`."""
@@ -374,6 +409,14 @@ class TaskCall(Generic[P, R]):
     @property
     def _rule(self) -> UniqueTask | None:
         return (self.task.unique if self.unique is None else self.unique) or None
+
+    def limited(self, message: TaskMessage, arguments: Mapping[str, Any] | None = None) -> TaskMessage:
+        """Return a message with the uses of the task's limits. arguments: in place of its own.
+
+        Raises `InvalidLimitUse`.
+        """
+        limits = self.task.limits
+        return message if limits is None else limits.limited(message, self.costs, arguments)
 
     def as_call(self) -> TaskCall[P, R]:
         """Return this call."""
@@ -407,7 +450,7 @@ class TaskCall(Generic[P, R]):
         """Return the message of a child."""
         if (chain := self.task.app.enqueue_chain) is not None:
             return await self._hooked(chain, child.args, child.kwargs, child.key, task_id)
-        return self.template.message(child.data, child.secrets, key=child.key, task_id=task_id)
+        return self.limited(self.template.message(child.data, child.secrets, key=child.key, task_id=task_id))
 
     def _form(self, headers: Mapping[str, str] | None, inherited: Mapping[str, Any]) -> EnvelopeTemplate:
         cleanup = self.task.on_end is not None
@@ -452,12 +495,18 @@ class TaskCall(Generic[P, R]):
         if any(child.secrets for child in children):
             raise ValueError(f"task {self.task.name!r}: the tasks of a group cannot have secret arguments")
         receiver.task.arguments.check_further(arguments)
-        listed = [GroupItem(child.data, child.key) for child in children]
+        limits = self.task.limits
+        listed = [
+            GroupItem(
+                child.data, child.key, () if limits is None else limits.uses_of(from_json(child.data), self.costs)
+            )
+            for child in children
+        ]
         data = encode_group(self.template, self.own_queue, listed, limit=limit, errors=errors, arguments=arguments)
-        return await receiver.enqueue_encoded(data)
+        return await receiver.enqueue_encoded(data, arguments)
 
-    async def enqueue_encoded(self, data: bytes) -> TaskHandle[R]:
-        """Enqueue the callback of a group. data: its arguments, see `encode_group`."""
+    async def enqueue_encoded(self, data: bytes, arguments: Mapping[str, Any]) -> TaskHandle[R]:
+        """Enqueue the callback of a group. data: its arguments, see `encode_group`. arguments: the further ones."""
         own, key = self.task_id, self.key
         if not (own is None or isinstance(own, str)) or callable(key):
             raise ValueError("task_id and key of the callback of a group must be texts")
@@ -467,6 +516,7 @@ class TaskCall(Generic[P, R]):
 
         async def enqueue(ids: Ids | None, *, planned: bool) -> Sequence[TaskHandle[R]]:
             message = form.message(data, key=key, task_id=own if ids is None else ids(0))
+            message = self.limited(message, arguments)
             send = self.task.app.producer.send_one
             same = _always if planned else None
             return [
@@ -497,7 +547,7 @@ class TaskCall(Generic[P, R]):
         chain, key = self.task.app.enqueue_chain, None if callable(self.key) else self.key
         if chain is None:
             arguments, secrets = self.task.arguments.encode_call(args, kwargs)
-            message = self.template.message(arguments, secrets, key=key, task_id=task_id)
+            message = self.limited(self.template.message(arguments, secrets, key=key, task_id=task_id))
         else:
             message = await self._hooked(chain, args, kwargs, key, task_id)
         return await self.task.app.producer.send_one(
@@ -625,7 +675,7 @@ class TaskCall(Generic[P, R]):
 
     def _messages(self, many: Many, ids: IdsOfItems | None) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
         """Return the messages of many tasks. ids: None for new ones."""
-        form, encode, key = self.template, self.task.arguments.encode_call, self.key
+        form, encode, key, limits = self.template, self.task.arguments.encode_call, self.key, self.task.limits
         if (chain := self.task.app.enqueue_chain) is not None:
             return self._all_hooked(chain, many, ids)
         numbers = count()
@@ -633,7 +683,8 @@ class TaskCall(Generic[P, R]):
         def build(item: Mapping[str, Any]) -> TaskMessage:
             args = self._checked(item)
             task_id = None if ids is None else ids(next(numbers), args)
-            return form.message(*encode((), args), key=key_of(key, args), task_id=task_id)
+            message = form.message(*encode((), args), key=key_of(key, args), task_id=task_id)
+            return message if limits is None else limits.limited(message, self.costs)
 
         return map_items(build, many)
 
@@ -667,7 +718,12 @@ class TaskCall(Generic[P, R]):
         task, limits = self.task, self.limits
         options: dict[str, Any] = {"key": key, "task_id": task_id, "durability": self.durability}
         options |= {"delay": seconds_until(self.delay, "delay") or None, "tags": self.tags or None}
-        options |= {"timeout": limits.timeout, "max_attempts": limits.max_attempts, "result_ttl": limits.result_ttl}
+        options |= {
+            "costs": self.costs,
+            "timeout": limits.timeout,
+            "max_attempts": limits.max_attempts,
+            "result_ttl": limits.result_ttl,
+        }
         call = EnqueueCall(
             task=task.name,
             arguments=task.arguments.by_name(args, kwargs),
@@ -681,7 +737,7 @@ class TaskCall(Generic[P, R]):
             template = self.template
             if call.headers:
                 template = self._form(call.headers, self.inherited)
-            return template.message(arguments, secrets, key=key, task_id=task_id)
+            return self.limited(template.message(arguments, secrets, key=key, task_id=task_id))
 
         return await hooked_message(chain, call, build)
 

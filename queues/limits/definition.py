@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from ..argument_keys import By, KeyProblem, check_by, returned_values
 from ..defaults import MAX_SECONDS
@@ -19,7 +19,9 @@ from ..durations import Duration, to_seconds
 from ..envelope import MAX_COST, MAX_LIMITS, NO_KEY
 from ..errors import InvalidLimitUse
 from ..keys import Namespace, check_name
-from ..transport.gateway import Gateway
+
+if TYPE_CHECKING:
+    from ..transport.gateway import Gateway
 
 T = TypeVar("T")
 
@@ -116,7 +118,7 @@ class LimitOwner(Protocol):
         """The open connection, and the namespace."""
         ...
 
-    def run_blocking(self, call: Callable[[], Awaitable[T]], instead: str) -> T:
+    def run_blocking(self, call: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
         """Run an asynchronous call from synchronous code. instead: what asynchronous code writes, for the error."""
         ...
 

@@ -42,21 +42,21 @@ class TaskLimits:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, task: str, published: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> TaskLimits:
+    def read(cls, task: str, published: Mapping[str, Any]) -> TaskLimits:
         """Return the limits that workers have published for a task. Raises `ValueError`, `TypeError`, `LookupError`."""
-        found = []
-        for fields in published:
+        found, defaults = [], published.get("defaults")
+        for fields in published["limits"]:
             cost = Rate(**fields["cost"]) if fields.get("cost") else None
             given: dict[str, Any] = {"by": fields.get("by"), "cost": cost, "over": fields.get("over", "wait")}
             given |= {"while_parked": bool(fields.get("while_parked"))}
             if fields.get("ordered"):
                 given |= {"ordered": True, "running": 1}  # as many as the published definition says
             found.append(LimitCost(Limit(fields["name"], **given), _units(fields["name"], fields["units"], cost)))
-        return cls(check_limits(found), task, defaults)
+        return cls(check_limits(found), task, defaults if isinstance(defaults, dict) else {})
 
-    def published(self) -> list[dict[str, Any]]:
+    def published(self) -> dict[str, Any]:
         """Return them as JSON data, for the catalog of tasks. function: whether a function makes the key."""
-        shown = []
+        shown: list[dict[str, Any]] = []
         for limit, units in self.limits:
             fields: dict[str, Any] = {"name": limit.name, "units": units, "function": callable(limit.by)}
             fields |= {"by": None if callable(limit.by) else limit.by, "over": limit.over}
@@ -64,16 +64,25 @@ class TaskLimits:
             if (cost := limit.rates[1]) is not None:
                 fields["cost"] = {"count": cost.count, "per": to_seconds(cost.per), "burst": cost.burst}
             shown.append(fields)
-        return shown
+        return {"limits": shown, "defaults": dict(self.defaults)}
 
-    def limited(self, message: TaskMessage, costs: Costs | None = None) -> TaskMessage:
-        """Return a message that is not encrypted yet with its uses. costs: those of the call.
+    @property
+    def keyed(self) -> bool:
+        """Whether the arguments of a call matter."""
+        return any(limit.by is not None for limit, _ in self.limits)
 
-        Raises `InvalidLimitUse`.
+    def limited(
+        self, message: TaskMessage, costs: Costs | None = None, arguments: Mapping[str, Any] | None = None
+    ) -> TaskMessage:
+        """Return a message that is not encrypted yet with its uses. Raises `InvalidLimitUse`.
+
+        Args:
+            costs: those of the call.
+            arguments: in place of those of the message.
         """
-        given: Mapping[str, Any] = {}
+        given: Mapping[str, Any] = arguments or {}
         secrets: set[str] = set()
-        if any(limit.by is not None for limit, _ in self.limits):
+        if arguments is None and self.keyed:
             secrets = {path[0] for path in orjson.loads(message.envelope).get("secrets", ()) if path}
             given = from_json(message.arguments)  # which keeps whole numbers of any size
         return message.with_limits(tuple(use for use, _ in self.uses(given, secrets, costs)))
@@ -91,6 +100,10 @@ class TaskLimits:
             cost = units if not costs else costs.get(limit.name, units)
             found.append(UseOfLimit(LimitUse(limit.name, key_digest(limit.name, values), cost, limit.flags), values))
         return found
+
+    def uses_of(self, given: Mapping[str, Any], costs: Costs | None = None) -> tuple[LimitUse, ...]:
+        """Return the uses by a call whose arguments hold no secrets. Raises `InvalidLimitUse`."""
+        return tuple(use for use, _ in self.uses(given, (), costs))
 
     def check_costs(self, costs: Costs) -> None:
         """Raise `InvalidLimitUse` for costs of a call that its limits do not have, or never let pass."""

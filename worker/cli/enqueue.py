@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -54,6 +54,9 @@ from .support.options import (
 )
 from .support.output import Bar, StderrText, note
 from .support.runner import Output, line
+
+if TYPE_CHECKING:
+    from ...queues.limits.task_limits import TaskLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +166,29 @@ def make_message(
     return message
 
 
-def resolve_queue(
-    task: str, queue: str | None, app: str | None, arguments: bytes, catalog: Catalog
-) -> tuple[str, UniqueTask | None]:
-    """Return the queue of a task, the one that is named, else the catalog's, and its rule for unique tasks.
+class Listed(NamedTuple):
+    """The queue of a task, and what the catalog says of it: its rule for unique tasks, and its limits."""
+
+    queue: str
+    unique: UniqueTask | None = None
+    limits: TaskLimits | None = None
+
+    def checked(self, message: TaskMessage, delay: float) -> TaskMessage:
+        """Return a message with the uses of its limits. Raises `ValueError` if the arguments make no key."""
+        if self.unique is not None:
+            self.unique.digest(self.queue, message)
+            self.unique.check_delay(delay)
+        return message if self.limits is None else self.limits.limited(message)
+
+
+def resolve_queue(task: str, queue: str | None, app: str | None, arguments: bytes, catalog: Catalog) -> Listed:
+    """Return the queue of a task, the one that is named, else the catalog's, and what the catalog says of the task.
 
     If the queue is named, a schema that cannot be used is reported and not used.
 
     Raises:
         CatalogError: The catalog does not know the queue, several apps have the task there and none is named, the
-            arguments do not fit the task that it lists, or only its app can make its unique key.
+            arguments do not fit the task that it lists, or only its app can make a key.
     """
     if queue is None or any(listed.queue == queue for listed in catalog.named(task, app)):
         listed = catalog.find(task, app=app, queue=queue)
@@ -180,8 +196,8 @@ def resolve_queue(
             listed.check(arguments)
         else:
             report_once(f"the arguments of task {task!r} were not checked: {listed.problem}")
-        return listed.queue, listed.unique_task()
-    return queue, None
+        return Listed(listed.queue, listed.unique_task(), listed.task_limits())
+    return Listed(queue)
 
 
 def _item(text: bytes, defaults: Defaults) -> Item:
@@ -194,12 +210,10 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     message = make_message(
         task, given.args, defaults, task_id=given.id, key=key, headers=given.headers, tags=given.tags, app=app
     )
-    queue, unique = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
+    listed = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
     delay = defaults.delay if given.delay is None else Delay(given.delay)
-    if unique is not None:
-        unique.digest(queue, message)
-        unique.check_delay(delay.seconds or float(delay.until or 0))
-    return Item(task, queue, delay, unique, message)
+    message = listed.checked(message, delay.seconds or float(delay.until or 0))
+    return Item(task, listed.queue, delay, listed.unique, message)
 
 
 class Durability(StrEnum):
@@ -327,14 +341,12 @@ async def _send_one(
         message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key, app=defaults.app)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    queue, unique = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
-    delay = await seconds_of_delay(producer, defaults.delay)
+    listed = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
+    queue, delay = listed.queue, await seconds_of_delay(producer, defaults.delay)
     with misuse_of("--args or --delay"):
-        if unique is not None:
-            unique.digest(queue, message)
-            unique.check_delay(delay)
+        message = listed.checked(message, delay)
     handles: list[TaskHandle[Any]] = await producer.send(
-        [message], queue=queue, delay=delay, durability=durability, unique=unique
+        [message], queue=queue, delay=delay, durability=durability, unique=listed.unique
     )
     (handle,) = handles
     enqueued = StderrText(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")

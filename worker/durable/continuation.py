@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import orjson
+from pydantic_core import from_json
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.derived_tasks import MAX_HAND_OFFS, Successor
@@ -30,6 +31,9 @@ from .promises import open_promises
 from .run import Run, goal_of
 from .steps.codec import read_step_result, store_step_result
 from .steps.current import check_call
+
+if TYPE_CHECKING:
+    from ...queues.limits.task_limits import TaskLimits
 
 HANDING: Final = "#handing"
 """Checkpoint key of the plan."""
@@ -101,6 +105,9 @@ async def continue_as(
         "tags": own.tags,
         "on_end": own.on_end if name == own.task else getattr(to, "on_end", None) is not None,
     }
+    if (limits := _limits(run, to, name)) is not None:
+        secrets = {path[0] for path in marks if path}
+        kept["limits"] = tuple(use for use, _ in limits.uses(from_json(data) if limits.keyed else {}, secrets))
     envelope = Envelope(id=task_id, task=name, options=options, secrets=marks, **kept)
     plan: dict[str, Any] = {
         "v": 1,
@@ -161,6 +168,15 @@ def _app(run: Run, to: Receiver | str | None) -> str | None:
         return run.envelope.app if to is None or to == run.envelope.task or to in run.host.tasks else None
     owner = getattr(getattr(to, "task", to), "app", None)  # an agent has its app through its task
     return run.envelope.app if owner is None else str(owner.name)
+
+
+def _limits(run: Run, to: Receiver | str | None, name: str) -> TaskLimits | None:
+    """Return the limits of the successor's task, None without any or if they are not known here."""
+    task: object = getattr(to, "task", to)
+    if to is None or isinstance(to, str):
+        task = run.host.tasks.get(name) if isinstance(run.host.tasks, Mapping) else None
+    found: TaskLimits | None = getattr(task, "limits", None)
+    return found
 
 
 async def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:

@@ -195,6 +195,7 @@ class Worker:
             self._health,
             self._apply_config,
             app.tasks.entry(app.name),
+            app.limits.values(),
         )
         self._stop, self._stop_now = anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
@@ -242,6 +243,7 @@ class Worker:
         self._stack.push_async_callback(self._reader.close)
         await self._gateway.load_scripts()
         await self._assignment_watcher.refresh()
+        await self._registration.publish_limits(starts=True)
         await self._registration.announce()
         if self._reports:
             await self._registration.warn_of_other_apps()

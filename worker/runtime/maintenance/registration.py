@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -27,6 +27,9 @@ from ...loop_errors import LoopErrors
 from ...settings import Settings
 from ..health.report import Health
 from ..slots import Slots
+
+if TYPE_CHECKING:
+    from ....queues.limits.definition import Limit
 
 WINDOW: Final = 30.0
 """Length of the window of the rate, in seconds."""
@@ -100,6 +103,7 @@ class Registration:
         health: Health,
         on_config: Callable[[SharedConfig], None],
         entry: AppEntry,
+        limits: Collection[Limit] = (),
     ) -> None:
         """Create the registration; `run` publishes it.
 
@@ -107,6 +111,7 @@ class Registration:
             settled: number of settled deliveries by queue.
             on_config: called with the stored settings each time.
             entry: the app in the catalog of tasks.
+            limits: those of the app, which are published first: tasks of an unknown limit wait.
         """
         self._gateway = gateway
         self._namespace = namespace
@@ -115,10 +120,32 @@ class Registration:
         self._health = health
         self._on_config = on_config
         self._entry = entry
+        self._limits = list(limits)
+        self._other_limits: set[tuple[str, str]] = set()
         self._published = -math.inf
         self._refused = False
         self._rates = SettleRate(settled)
         self._errors = LoopErrors("publish the registration")
+
+    async def publish_limits(self, *, starts: bool = False) -> None:
+        """Publish the definitions of limits, or renew them; log once which app defines one otherwise.
+
+        starts: whether the worker starts: its definitions replace others.
+        """
+        if not self._limits:
+            return
+        from ....queues.limits.store import LimitStore
+
+        store = LimitStore(self._gateway, self._namespace)
+        for name, other in await store.publish(self._limits, self._info.app, starts=starts):
+            if (name, other) not in self._other_limits:
+                self._other_limits.add((name, other))
+                logger.warning(
+                    "apps {!r} and {!r} define limit {!r} differently: the worker that started last decides; define it "
+                    "in one module that both import, or use two names",
+                    *sorted((self._info.app, other)),
+                    name,
+                )
 
     async def announce(self) -> None:
         announced = await announce(self._gateway, self._namespace, self._current(), _KEPT + self._info.interval)
@@ -157,6 +184,7 @@ class Registration:
         while True:
             try:
                 await self.announce()
+                await self.publish_limits()
                 await self._publish()
             except QueueError as error:
                 self._health.read_failed(error)
