@@ -50,12 +50,14 @@ from .log import logger
 if TYPE_CHECKING:
     from loguru import Logger
 
+    from ..queues.limits.definition import Limit
     from .agents.identity import IdentityVersion
     from .agents.journal.state import PlanStep
     from .agents.recall import RecalledStep
     from .agents.resume_info import ResumeInfo
     from .artifacts.task_artifacts import Artifacts
     from .durable.first import First
+    from .durable.limiting import LimitBlock
     from .durable.saga import Saga
     from .durable.values import Values
     from .memory.task_memory import TaskMemory
@@ -456,6 +458,31 @@ class Context(TaskInfo, StepCaller):
         from .durable.saga import Saga
 
         return Saga(self._run, self._options)
+
+    # limits, see docs/how-to/limits.md
+
+    def limit(self, limit: str | Limit, *, cost: int | None = None, key: Any = None) -> LimitBlock:
+        """Return a block that uses a limit: `async with ctx.limit("openai", cost=1200) as use: use.cost = actual`.
+
+        It holds a token of the limit while its code runs. If the limit has no room, the task is parked; in a step or a
+        tool the call waits in memory. A resumed run takes the token at the first step in the block that is not
+        recorded, and is not charged again if any of them is. In a block of a limit that the task has itself, with the
+        same key, the task's own token counts, and `use.cost` is a part of what the task costs.
+
+        Args:
+            limit: `app.limit(...)`, or the name of a limit that an app has defined.
+            cost: units that are reserved; `use.cost` replaces them at the end. None for 1.
+            key: values that make the key of the limit, a text, a number, or a tuple of such; by default the key of the
+                task's own limit of this name. A limit without `by` has none.
+
+        Raises:
+            StepDefinitionError: the limit is used around this call already with the same key, or is not defined, or has
+                keys and none is given.
+            InvalidLimitUse, ValueError: the key or the cost is not valid.
+        """
+        from .durable.limiting import LimitBlock
+
+        return LimitBlock(self._run, limit, cost, key)
 
     # clean-up, see docs/how-to/cancel.md
 

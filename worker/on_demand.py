@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .agent_task import AgentTask
     from .durable.journal.handoff.document import Handoff
     from .durable.run import Run
+    from .durable.stop_reasons import LimitReason
 
 
 def load_drafts() -> None:
@@ -65,6 +66,21 @@ def keep_large_values(gateway: Gateway, settings: Settings) -> Gateway:
 
         store_large_values(gateway, settings)
     return gateway
+
+
+def observe_limits(run: Run) -> None:
+    """Release the token of a limited task after its outcome."""
+    from .durable.limit_tokens import AdmissionToken
+
+    AdmissionToken.of(run)
+
+
+async def confirm_limits(run: Run) -> LimitReason | None:
+    """Take the tokens that a limited task needs to run; return the limit that has no room."""
+    from .durable.limit_tokens import AdmissionToken
+
+    admission = run.observer(AdmissionToken)
+    return None if admission is None else await admission.confirm(run)
 
 
 def session_task(gateway: Gateway, partition: Partition, task_id: str) -> SessionTask | None:

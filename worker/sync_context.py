@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+from asyncio import CancelledError
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -16,10 +17,12 @@ from .durable.step_caller import StepCaller
 from .durable.steps.current import check_name
 from .durable.sync.blocking import Blocking, blocking
 from .durable.sync.session import ThreadSession, call_in_loop, current_session
-from .errors import StepDefinitionError, TaskDefinitionError
+from .errors import RunStopped, StepDefinitionError, TaskDefinitionError
 
 if TYPE_CHECKING:
+    from ..queues.limits.definition import Limit
     from .durable.first import First
+    from .durable.limiting import Use
     from .durable.saga import Saga
     from .sync_parts import (
         SyncArtifacts,
@@ -256,6 +259,19 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
             lambda: self._wrapped.first(**{name: session.branch(branch) for name, branch in branches.items()})
         )
         return found
+
+    @contextmanager
+    def limit(self, limit: str | Limit, *, cost: int | None = None, key: Any = None) -> Iterator[Use]:
+        """Return a block that uses a limit: `with ctx.limit("openai", cost=1200) as use: ...`. See `Context.limit`."""
+        block = self._wrapped.limit(limit, cost=cost, key=key)
+        use = call_in_loop(block.__aenter__)
+        try:
+            yield use
+        except BaseException as error:
+            with suppress(RunStopped, CancelledError):  # then the end of the run releases the token
+                call_in_loop(functools.partial(block.__aexit__, type(error), error, None))
+            raise
+        call_in_loop(functools.partial(block.__aexit__, None, None, None))
 
     @contextmanager
     def saga(self) -> Iterator[SyncSaga]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
+from ..envelope import LimitUse
 from ..errors import LeaseLost, QueueError, Unavailable
 from ..keys import GROUP, RELEASED, Partition
 from ..runtime import RUNTIME
@@ -19,7 +21,7 @@ from ..transport.clients import is_read_only, sync_client, translated
 from ..transport.cluster.client import SyncClusterConnection
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
-from ..transport.scripts import queue_script
+from ..transport.scripts import Script, queue_script
 from .leases import NOT_STARTED, Delivery, Leases, OnTouch, RunStatus, Touch, ignore_touch
 
 _logger = logging.getLogger(__name__)
@@ -187,6 +189,7 @@ class LeaseHeartbeat:
     def _renew_all(self, connection: _RenewalConnection) -> None:
         """Renew all leases. An unavailable node of a cluster does not affect leases on other nodes."""
         failure: Exception | None = None
+        lost_here: set[int] = set()
         by_partition = self._leases.by_partition()
         if not by_partition:
             self._renewed = RUNTIME.monotonic()
@@ -208,16 +211,41 @@ class LeaseHeartbeat:
                     failure = error
                     continue
                 for position in lost:
+                    lost_here.add(id(batch[position]))
                     # A delivery that was settled since the table was read is not lost.
                     if self._leases.holds(partition, batch[position].delivery.entry):
                         _notify(batch[position], batch[position].on_lost)
                 for position in cancelled:
                     _notify(batch[position], batch[position].on_cancel)
+        failure = self._renew_tokens(connection, by_partition, lost_here) or failure
         connection.refresh()
         if failure is not None:
             raise failure
         self._renewed = RUNTIME.monotonic()
         self._note_reached()
+
+    def _renew_tokens(
+        self, connection: _RenewalConnection, by_partition: Mapping[Partition, Sequence[Any]], lost: Collection[int]
+    ) -> Exception | None:
+        """Renew the tokens of limits that runs with a lease hold. lost: other runs, by identity. Return an error."""
+        held: list[tuple[Any, tuple[str, Sequence[LimitUse]]]] = []
+        for holders in by_partition.values():
+            for holder in holders:
+                if holder.tokens is not None and id(holder) not in lost:
+                    held += [(holder, token) for token in holder.tokens.held()]
+        failure: Exception | None = None
+        for start in range(0, len(held), _BATCH):
+            batch = held[start : start + _BATCH]
+            script, keys, args = batch[0][0].tokens.renewal([token for _, token in batch], self._lease)
+            try:
+                gone = self._run_script(connection, keys[0], script, keys, args)
+            except Exception as error:  # noqa: BLE001 - the caller raises it: the leases are renewed
+                failure = error
+                continue
+            for position in gone:
+                holder, (member, _) = batch[position]
+                _notify(holder, partial(holder.tokens.on_gone, member))
+        return failure
 
     def _read_idle_key(self, connection: _RenewalConnection) -> None:
         """Find out whether this thread reaches Redis. No lease depends on it, so an error is not reported."""
@@ -241,15 +269,26 @@ class LeaseHeartbeat:
         self, connection: _RenewalConnection, partition: Partition, keys: list[str], args: list[Argument]
     ) -> tuple[list[int], list[int]]:
         sent = RUNTIME.monotonic()
-        with translated(f"{self._address.shown} ({partition.queue})"):
-            try:
-                reply: Any = connection.execute(partition.ready, "EVALSHA", _RENEW.sha, len(keys), *keys, *args)
-            except NoScriptError:
-                connection.execute(partition.ready, "SCRIPT", "LOAD", _RENEW.source)
-                reply = connection.execute(partition.ready, "EVALSHA", _RENEW.sha, len(keys), *keys, *args)
-        touched, lost, cancelled = reply
+        touched, lost, cancelled = self._run_script(connection, partition.ready, _RENEW, keys, args, partition.queue)
         self._on_touch(partition, Touch.of(touched, sent))
         return lost, cancelled
+
+    def _run_script(
+        self,
+        connection: _RenewalConnection,
+        key: str,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        queue: str = "limits",
+    ) -> Any:
+        """Run a script on the node of a key. queue: for the error."""
+        with translated(f"{self._address.shown} ({queue})"):
+            try:
+                return connection.execute(key, "EVALSHA", script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                connection.execute(key, "SCRIPT", "LOAD", script.source)
+                return connection.execute(key, "EVALSHA", script.sha, len(keys), *keys, *args)
 
 
 def _status(holder: Any) -> RunStatus:

@@ -18,12 +18,13 @@ from typing import Final, Generic, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
-from ..envelope import Envelope
+from ..envelope import Envelope, LimitUse
 from ..errors import EntriesLost, LeaseLost, UnreadableEnvelope
 from ..keys import GROUP, RELEASED, Partition
 from ..runtime import RUNTIME
 from ..transport.gateway import Gateway
-from ..transport.scripts import queue_script
+from ..transport.pipelining import Argument
+from ..transport.scripts import Script, queue_script
 
 RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """Idle time that a released message shows, so that every claim takes it, whatever the lease."""
@@ -101,6 +102,29 @@ class RunStatus(NamedTuple):
 NOT_STARTED: Final = RunStatus(None)
 
 
+class LimitTokens(Protocol):
+    """The tokens of limits that a run holds. `held` and `on_gone` are called in the heartbeat thread."""
+
+    def held(self) -> Sequence[tuple[str, Sequence[LimitUse]]]:
+        """Return the tokens that are to be renewed."""
+        ...
+
+    def renewal(
+        self, tokens: Sequence[tuple[str, Sequence[LimitUse]]], life: float
+    ) -> tuple[Script, list[str], list[Argument]]:
+        """Return script, keys and arguments that renew tokens of any runs of the worker. life: seconds.
+
+        The reply is a list of positions of tokens that are gone, wholly or in part.
+        """
+        ...
+
+    def on_gone(self, member: str) -> None:
+        """Handle that a token has expired, or was taken away."""
+
+    def close(self) -> None:
+        """Release what the handler has left."""
+
+
 class Holder(Protocol):
     """Holder of a delivery. The methods are called in the heartbeat thread."""
 
@@ -110,6 +134,11 @@ class Holder(Protocol):
     @property
     def id(self) -> str:
         """The id of the task."""
+        ...
+
+    @property
+    def tokens(self) -> LimitTokens | None:
+        """Its tokens of limits, None without any."""
         ...
 
     def status(self) -> RunStatus:

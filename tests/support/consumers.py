@@ -163,6 +163,7 @@ class Held:
     ) -> None:
         self.delivery = delivery
         self.id = task_id
+        self.tokens = None
         self._lost = lost
         self._cancel = cancel
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ...queues.errors import NotOpen
@@ -60,8 +60,12 @@ class Host:
         threads: threads of synchronous steps and handlers.
         tasks: names of the app's tasks.
         extras: objects that the runs share; None without a worker, in unit tests.
+        lease: returns the seconds for which the worker holds what it renews.
+        limits: limits of the app, by their names.
     """
 
     threads: Threads
     tasks: Container[str] = ()
     extras: Extras | None = None
+    lease: Callable[[], float] = lambda: 30.0
+    limits: Mapping[str, Any] = field(default_factory=dict)

@@ -120,7 +120,7 @@ class SpawnedChildren(RunObserver):
         """Return the lock of a join that several branches may await."""
         return self._locks.setdefault(group, asyncio.Lock())
 
-    async def on_settled(self, run: Run, *, ended: bool) -> None:
+    async def on_settled(self, run: Run, stop: StopReason, *, ended: bool) -> None:
         if ended:
             await close_all(run)
 

@@ -12,7 +12,7 @@ import anyio
 
 from ...deadletter.policy import Retry, reason_to_bury
 from ...queues.delivery.checkpoint import Entry, History, Kind
-from ...queues.delivery.leases import NOT_STARTED, Delivery, RunStatus
+from ...queues.delivery.leases import NOT_STARTED, Delivery, LimitTokens, RunStatus
 from ...queues.envelope import Envelope, check_size
 from ...queues.errors import LeaseLost
 from ...queues.records import shown_arguments
@@ -31,11 +31,11 @@ from .journal.step_record import VERSION
 from .journal.tool_notes import call_text
 from .step_files import StepFiles
 from .steps.keys import StepKeys, StrictStepKeys
-from .stop_reasons import STOP_RULES, ParkReason, Stop, StopReason, counters_after
+from .stop_reasons import STOP_RULES, LimitReason, ParkReason, Stop, StopReason, counters_after
 
 Observer = TypeVar("Observer")
 
-StopDetail: TypeAlias = ParkReason | Exception | None
+StopDetail: TypeAlias = ParkReason | LimitReason | Exception | None
 
 LONG_STEP: Final = 1.0
 """Seconds after which a step that runs stores its intent."""
@@ -56,7 +56,8 @@ class Run(HandlerTask):
         events: number of the last event that this run put into the log.
         keys: names of the run's steps.
         started, active: when the run began, and when a step last began or ended or was saved (monotonic clock).
-        stop_reason, stop_detail: why the run stopped; what it waits for (`ParkReason`), or the error that stopped it.
+        stop_reason, stop_detail: why the run stopped; what it waits for (`ParkReason`, `LimitReason`), or the error
+            that stopped it.
         ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
         version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
@@ -67,6 +68,7 @@ class Run(HandlerTask):
         emits: whether this run or an earlier one has emitted into a stream.
         failures: failures of steps from which nothing has followed yet, by key (`steps/failures.py`); None without any.
         files: the files that are saved with its steps, None if nothing has used the workspace.
+        tokens: its tokens of limits, None if it has used none.
         host: what the runs of a worker share.
         watch: starts the checks of the run's coherence at its first tool call; None if that does not start any.
         watching: these checks while they run; closing it ends them.
@@ -110,6 +112,7 @@ class Run(HandlerTask):
         "stop_detail",
         "stop_reason",
         "threads",
+        "tokens",
         "version",
         "watch",
         "watching",
@@ -158,6 +161,7 @@ class Run(HandlerTask):
         self.watching: AsyncExitStack | None = None
         self._extras: Extras | None = None
         self.retry: Retry | None = None
+        self.tokens: LimitTokens | None = None
         self.failures: dict[str, Any] | None = None
         self._observers: tuple[RunObserver, ...] = ()
         self._recorder: CheckpointWriter | None = None
@@ -224,10 +228,10 @@ class Run(HandlerTask):
         """Whether it has observers."""
         return bool(self._observers)
 
-    async def settled(self, *, ended: bool) -> None:
-        """Notify the observers that the outcome is stored. ended: whether the attempt has ended with it."""
+    async def settled(self, stop: StopReason, *, ended: bool) -> None:
+        """Notify the observers that the outcome is stored. stop: its reason. ended: whether the attempt has ended."""
         for observer in self._observers:
-            await observer.on_settled(self, ended=ended)
+            await observer.on_settled(self, stop, ended=ended)
 
     async def save(self) -> None:
         """Let the observers store unsaved data. Raises `PayloadTooLarge`, `LeaseLost`."""
@@ -310,6 +314,8 @@ class Run(HandlerTask):
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
         self._observers, self.around_step, self.codec, self.context = (), None, _NO_STEP, None
         self.failures = None
+        if self.tokens is not None:
+            self.tokens.close()
         return recorder
 
     # stopping it
@@ -546,8 +552,8 @@ class RunObserver:
     def on_recorded(self) -> None:
         """A result or progress was stored that no earlier run had stored."""
 
-    async def on_settled(self, run: Run, *, ended: bool) -> None:
-        """The outcome of the run is stored. ended: whether the attempt has ended with it."""
+    async def on_settled(self, run: Run, stop: StopReason, *, ended: bool) -> None:
+        """The outcome of the run is stored. stop: its reason. ended: whether the attempt has ended with it."""
 
     async def on_checkpoint(self) -> None:
         """The handler asked to store what is not stored yet."""

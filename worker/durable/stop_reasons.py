@@ -53,6 +53,10 @@ class StopReason(Enum):
     """The task may run only in quarantine."""
     RETURNED = "returned"
     """This worker cannot run the task; another one may."""
+    LIMITED = "limited"
+    """A limit of the task has no room for it."""
+    LIMIT_LOST = "limit_lost"
+    """A token of a limit expired or was taken away, and the limit has no room for another one."""
     TOO_NEW = "too_new"
     """The task needs a worker of a newer version."""
     REPLAYED = "replayed"
@@ -74,7 +78,18 @@ class ParkReason:
     conditions: tuple[WakeCondition, ...]
 
 
-StopWord = Literal["park", "shutdown", "cancel", "timeout", "lost", "continue", "incoherent"]
+@dataclass(frozen=True, slots=True)
+class LimitReason:
+    """The limit that has no room for a run. retry: seconds until the next look. of_task: whether the task is limited by
+    it, and does not use it by a call only.
+    """
+
+    limit: str
+    retry: float
+    of_task: bool
+
+
+StopWord = Literal["park", "shutdown", "cancel", "timeout", "lost", "limit", "continue", "incoherent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +99,8 @@ class Stop:
     Attributes:
         reason: `park`: the task waits (`ctx.ask`, `ctx.inbox(wait=...)`). `shutdown`: its worker stops, and another one
             continues. `cancel`: a caller cancelled it. `timeout`: its time limit or its idle limit has passed. `lost`:
-            another worker may have it. `continue`: a successor continues the work (`ctx.continue_as`). `incoherent`: a
-            coherence check failed.
+            another worker may have it. `limit`: its token of a limit is gone, and the task waits for another one.
+            `continue`: a successor continues the work (`ctx.continue_as`). `incoherent`: a coherence check failed.
         ends_task: whether no later run continues the work: at `cancel` and `incoherent`, and at a `timeout` after which
             the task's `Retry` allows no further attempt. It is what is known now: if the worker dies before it has
             stored the outcome of a time-out, the task runs again, and an operator may replay a dead letter.
@@ -95,7 +110,7 @@ class Stop:
     ends_task: bool
 
 
-SettleAct = Literal["succeed", "fail", "retry", "bury", "release", "park", "cancel", "quarantine"]
+SettleAct = Literal["succeed", "fail", "retry", "bury", "release", "park", "limit", "cancel", "quarantine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +149,10 @@ STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
     StopReason.INCOHERENT: StopRule("fail", "buried", "burial", attempt=True, word="incoherent"),
     StopReason.CONTINUED: StopRule("succeed", "succeeded", "hand_off", attempt=True, word="continue"),
     StopReason.PARKED: StopRule("park", "waiting", "waiting", "wait", handoff=True, new_message=True, word="park"),
+    StopReason.LIMITED: StopRule("limit"),
+    StopReason.LIMIT_LOST: StopRule(
+        "limit", "limit_lost", "waiting", "wait", handoff=True, new_message=True, word="limit"
+    ),
     StopReason.COMPLETED: StopRule("succeed", "succeeded", attempt=True),
     StopReason.SNOOZED: StopRule("retry", "snoozed", "waiting", "wait", handoff=True, new_message=True),
     StopReason.BURIED: StopRule("bury", "buried", "burial", handoff=True),

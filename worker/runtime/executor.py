@@ -32,11 +32,13 @@ from ..durable.steps.threads import Threads
 from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..log import logger
 from ..middleware import Middleware, build_chain
+from ..on_demand import observe_limits
 from ..registry import Registry
 from ..settings import Settings
 from .outcome import (
     AwaitVersion,
     Cancelled,
+    Limited,
     Outcome,
     Park,
     Quarantined,
@@ -51,7 +53,7 @@ from .settler import Settler
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .stages.crash_limit import CrashLimit
-from .stages.execution import Execution, Stage
+from .stages.execution import Execution, Stage, check_limits
 from .stages.handler_call import HandlerCall, await_late_steps, outcome_of_stop
 from .stages.previous_run import LoadHistory, Resume
 from .stages.successor import Continue
@@ -109,7 +111,7 @@ class Executor:
         self._resources = resources
         self.threads = Threads(threads, slots.leak)
         self.extras = Extras()
-        self._host = Host(self.threads, registry, self.extras)
+        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease)
         self._settler = Settler(gateway, registry, shared, on_watched)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]
@@ -119,7 +121,7 @@ class Executor:
         self._settle_stop = build_chain([*middleware, *own], "settle", self._store, shown=2, must_call=True)
         self._resume = Resume(gateway)
         check, find, decode = CheckVersion(settings), FindTask(registry, settings), DecodeArguments(settings)
-        self._first_stages: tuple[Stage, ...] = (check, find, decode)
+        self._first_stages: tuple[Stage, ...] = (check, find, decode, check_limits)
         self._stages: tuple[Stage, ...] = (
             LoadHistory(gateway),
             check,
@@ -130,6 +132,7 @@ class Executor:
             decode,  # later: older code may not accept the arguments of newer code
             Continue(gateway),
             gate.check,
+            check_limits,
             self._resume,
         )
         self._call_handler = HandlerCall(gateway, settings, [*middleware, *own])
@@ -217,7 +220,7 @@ class Executor:
             closing = self._close(run, settled)
             if closing is not None:
                 await closing
-        return isinstance(outcome, (Rerun, Park, AwaitVersion))
+        return isinstance(outcome, (Rerun, Park, Limited, AwaitVersion))
 
     def _close(self, run: Run, settled: Outcome | None) -> Coroutine[Any, Any, None] | None:
         """Close a run, whose observers get the outcome that is stored; return what is to be awaited, if anything is."""
@@ -261,7 +264,7 @@ class Executor:
             self._leases.drop(run)
             if run.delivery.has_history:
                 self._gate.release(run)
-        return isinstance(outcome, (Rerun, Park, AwaitVersion))
+        return isinstance(outcome, (Rerun, Park, Limited, AwaitVersion))
 
     async def _confirm_or_drop(self, delivery: Delivery, envelope: Envelope) -> Delivery | None:
         """Return a late delivery if this worker still has it, else None. Raises `QueueError`."""
@@ -288,6 +291,8 @@ class Executor:
         return delivery
 
     def _hold(self, run: Run) -> None:
+        if run.envelope.limits:
+            observe_limits(run)
         if self._stopping:
             run.request_stop()
         if self.owed is not None:
@@ -387,7 +392,7 @@ async def _free_key(run: Run) -> None:
 async def _notify_observers(run: Run, settled: Outcome) -> None:
     """Notify the observers of a run that its outcome is stored. What they leave is done by the janitor."""
     try:
-        await run.settled(ended=ends_attempt(settled))
+        await run.settled(settled.stop, ended=ends_attempt(settled))
     except Exception as error:  # noqa: BLE001 - the worker continues
         _log_failure(error, run)
 

@@ -96,10 +96,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The worker is shutting down: the task returns to its queue at no cost."""
+    """The task returns to its queue at no cost, such as because the worker is shutting down."""
 
     counters: Counters
-    stop = StopReason.RELEASED
+    stop: StopReason = StopReason.RELEASED
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,16 @@ class Park:
     parked: ParkReason
     counters: Counters
     stop = StopReason.PARKED
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """The task waits until its limits have room. limit: the one that has none. retry: seconds until the next look."""
+
+    limit: str
+    retry: float
+    counters: Counters
+    stop: StopReason = StopReason.LIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +151,7 @@ def ends_attempt(outcome: Outcome) -> bool:
     return isinstance(outcome, (Success, Burial, Cancelled))
 
 
-Outcome = Success | Rerun | Burial | Cancelled | Release | Park | AwaitVersion | Quarantined
+Outcome = Success | Rerun | Burial | Cancelled | Release | Park | Limited | AwaitVersion | Quarantined
 
 _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     StepInDoubt: Reason.IN_DOUBT,
@@ -225,6 +235,7 @@ _STATES: Final[Mapping[str, State]] = {
     "cancel": State.CANCELLED,
     "release": State.QUEUED,
     "quarantine": State.QUEUED,
+    "limit": State.LIMITED,
 }
 """State of the task after each settling act; those with an error or a delay go by their outcome."""
 
@@ -255,6 +266,10 @@ def settlement_of(run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Ru
             state, delay = State.WAITING, outcome.parked.delay
         case AwaitVersion():
             state = State.WAITING
+        case Limited():
+            delay = outcome.retry
+        case Release():
+            state = State.QUEUED
     return RunSettlement(
         state=state,
         stop=outcome.stop.value,

@@ -16,6 +16,7 @@ from ...queues.delivery.quarantine_store import quarantine
 from ...queues.delivery.settlement import (
     Counters,
     OnWatched,
+    await_limit,
     await_version,
     cancelled,
     park,
@@ -38,7 +39,19 @@ from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason
 from ..errors import InvalidArguments, UnknownTask
 from ..log import FirstOfEach, log_wait, logger
 from ..registry import Registry
-from .outcome import AwaitVersion, Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success, ends_attempt
+from .outcome import (
+    AwaitVersion,
+    Burial,
+    Cancelled,
+    Limited,
+    Outcome,
+    Park,
+    Quarantined,
+    Release,
+    Rerun,
+    Success,
+    ends_attempt,
+)
 from .shared_settings import SharedSettings
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -109,10 +122,11 @@ class Settler:
                     "why": STOP_RULES[outcome.stop].why,
                     "steps": run.history.records + run.steps_recorded,
                 }
-                return partial(release, gateway, delivery, task_id, data=data, entries=last)
+                event = STOP_RULES[outcome.stop].event or "handed_off"
+                return partial(release, gateway, delivery, task_id, data=data, event=event, entries=last)
             case Quarantined():
                 return partial(quarantine, gateway, delivery, task_id)
-            case Rerun() | Park() | AwaitVersion():
+            case Rerun() | Park() | Limited() | AwaitVersion():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
                 ttl, cleanup, task = self._result_ttl(run), self._cleanup(run), run.envelope.task
@@ -136,7 +150,9 @@ class Settler:
             on_unread=_warn_unread,
         )
 
-    def _reschedule(self, run: Run, outcome: Rerun | Park | AwaitVersion) -> Callable[[], Awaitable[None]]:
+    def _reschedule(self, run: Run, outcome: Rerun | Park | Limited | AwaitVersion) -> Callable[[], Awaitable[None]]:
+        if isinstance(outcome, Limited):
+            return self._wait_for_limit(run, outcome)
         gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
         last = run.last_entry
         bound = logger.bind(task=run.envelope.task, id=task_id)
@@ -163,6 +179,24 @@ class Settler:
         changes = checkpoint_changes(run, outcome.error) if ends_attempt(outcome) else ()
         return lambda: reschedule(
             gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last, changes=changes
+        )
+
+    def _wait_for_limit(self, run: Run, limited: Limited) -> Callable[[], Awaitable[None]]:
+        """Put the task into the waiting list of its limits. One whose handler has run leaves an event."""
+        started = limited.stop is StopReason.LIMIT_LOST
+        bound = logger.bind(task=run.envelope.task, id=run.id)
+        bound.debug("waits for limit {}", limited.limit)
+        return partial(
+            await_limit,
+            self._gateway,
+            run.delivery,
+            run.id,
+            limited.counters,
+            run.envelope.limits,
+            retry=limited.retry,
+            entries=run.last_entry,
+            event=limited.stop.value if started else "",
+            data={"limit": limited.limit},
         )
 
     def _park(self, run: Run, parked: ParkReason, counters: Counters, last: int) -> Awaitable[None]:

@@ -10,8 +10,9 @@ from ....queues.errors import PerdureError
 from ...context import Context
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason
+from ...on_demand import confirm_limits
 from ...task import Task
-from ..outcome import Burial, Outcome, Rerun
+from ..outcome import Burial, Limited, Outcome, Rerun
 
 GROUP: Final = "#group"
 """Name of the argument that holds a group, in place of the arguments of its callback."""
@@ -46,6 +47,17 @@ class Execution:
 
 Stage = Callable[[Execution], Outcome | Coroutine[Any, Any, Outcome | None] | None]
 """Returns the outcome of the delivery, or None to continue with the next stage; a coroutine if it has to wait."""
+
+
+def check_limits(execution: Execution) -> Coroutine[Any, Any, Outcome | None] | None:
+    """Stage: start a limited task only with the tokens of its limits; without room it waits in their list."""
+    return _confirm_limits(execution) if execution.run.envelope.limits else None
+
+
+async def _confirm_limits(execution: Execution) -> Outcome | None:
+    run = execution.run
+    full = await confirm_limits(run)
+    return None if full is None else Limited(full.limit, full.retry, run.history.counters)
 
 
 def hand_back(execution: Execution, policy: Any, error: PerdureError, reason: Reason) -> Outcome:

@@ -23,14 +23,14 @@ from ...durable.steps.codec import store_task_result
 from ...durable.steps.current import CURRENT_RUN, FORGOTTEN, StepCall
 from ...durable.steps.failures import forget_failures
 from ...durable.steps.step_thread import StepThread
-from ...durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
+from ...durable.stop_reasons import STOP_RULES, LimitReason, ParkReason, StopReason, counters_after
 from ...errors import OrphanedSteps, StepTimeout, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
 from ...log import logger
 from ...middleware import Middleware, build_chain
 from ...on_demand import restore_workspace, watch_tools
 from ...settings import Settings
 from ...task import Task
-from ..outcome import Cancelled, Outcome, Park, Release, Rerun, Success, after_error
+from ..outcome import Cancelled, Limited, Outcome, Park, Release, Rerun, Success, after_error
 from .execution import GROUP, Execution
 from .successor import transfer
 
@@ -213,6 +213,11 @@ def outcome_of_stop(
             return Release(counters)
         case "park" if isinstance(run.stop_detail, ParkReason):
             return Park(run.stop_detail, counters)
+        case "limit" if isinstance(run.stop_detail, LimitReason):
+            full = run.stop_detail
+            if full.of_task:
+                return Limited(full.limit, 0.0, counters, stop)
+            return Release(counters, stop)  # the handler waits where it calls for the limit
     error: Exception
     if isinstance(run.stop_detail, Exception):
         error = run.stop_detail

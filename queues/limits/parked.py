@@ -1,0 +1,43 @@
+"""Parked tasks that wait for a limit: a call of their handler found no room in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from ..keys import Namespace, Partition, is_name
+from ..transport.gateway import Gateway
+from ..transport.scripts import queue_script
+
+_WAKE: Final = queue_script("wake_for_limit")
+
+_WAITER: Final = re.compile(r"([^/]+)/([0-9]{1,9})/task:([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
+
+
+def parked_waiter(partition: Partition, task_id: str) -> str:
+    """Return the waiter of a parked task, which a release returns as a hint."""
+    return f"{partition.queue}/{partition.index}/task:{task_id}"
+
+
+def parked_task(namespace: Namespace, waiter: str) -> tuple[Partition, str] | None:
+    """Return the parked task that a waiter is for, None for any other waiter."""
+    found = _WAITER.fullmatch(waiter)
+    if found is None or not is_name(found[1]):
+        return None
+    return namespace.partition(found[1], int(found[2])), found[3]
+
+
+async def wake_for_limit(gateway: Gateway, partition: Partition, task_id: str) -> bool:
+    """Wake a task that is parked for a limit, and return whether it was. A run that waits in memory asks again."""
+    keys = [partition.due, partition.nudge, partition.record(task_id)]
+    return bool(await gateway.run(_WAKE, keys, [task_id]))
+
+
+async def wake_parked(gateway: Gateway, namespace: Namespace, hints: Sequence[str]) -> int:
+    """Wake the parked tasks among the waiters that a release returned; return how many were parked."""
+    woken = 0
+    for hint in hints:
+        if (found := parked_task(namespace, hint)) is not None:
+            woken += await wake_for_limit(gateway, *found)
+    return woken
