@@ -50,7 +50,13 @@ def _leaks(client: redis.Redis, keys: list[bytes]) -> list[str]:
     timelines: list[bytes] = []
     tasks: dict[bytes, list[bytes]] = defaultdict(list)
     for key in keys:
-        if found := _OF_A_TASK.fullmatch(key):
+        if b":~limits:" in key:
+            name = key.partition(b"}:")[2]
+            if name.startswith(b"holders:"):
+                leaked += _endless_tokens(client, key)
+            elif not name.startswith(b"control:limit:"):  # kept until an operator resets it
+                bounded.append(key)
+        elif found := _OF_A_TASK.fullmatch(key):
             tasks[found["tag"] + b":record:" + (found["id"] or found["emitter"])].append(key)
         elif b":~unique:" in key:
             bounded.append(key)
@@ -74,6 +80,18 @@ def _leaks(client: redis.Redis, keys: list[bytes]) -> list[str]:
             state = f"state {states.get(ended[key])}" if key in ended else "its writers give it a TTL"
             leaked.append(f"{key.decode()} ({state})")
     return leaked
+
+
+_LIFE = 3_600_000
+"""Milliseconds within which a token expires at the latest that nothing renews."""
+
+
+def _endless_tokens(client: redis.Redis, key: bytes) -> list[str]:
+    """Return the tokens of a limit that do not expire soon."""
+    clock = client.execute_command("GET", key.partition(b"}:")[0] + b"}:clock")
+    latest = int(clock.split()[1]) + _LIFE if clock else 0
+    tokens = client.execute_command("ZRANGE", key, latest, "+inf", "BYSCORE")
+    return [f"{key.decode()}: token {token.decode()}" for token in tokens]
 
 
 def _all(client: redis.Redis, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:

@@ -5,6 +5,7 @@
     enqueue.py              enqueue: one task, or a file of tasks
     task/                   perdure task
     queue.py                queue list, junk, metrics, partitions; task catalog
+    limit.py                limit list, show, set, hold, release
     queue_metrics.py        the Prometheus metrics
     top.py                  top: queues, workers and running tasks on a live screen
     dlq.py                  dlq list, show, replay, purge, export
@@ -47,6 +48,7 @@ COMMANDS = (
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
     LazyCommand("queue", ".queue:app", "List queues and junk, export metrics, set partitions."),
+    LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
     LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
     LazyCommand("session", ".session:app", "List sessions of agents, talk in them, export and forget them."),

@@ -129,6 +129,7 @@ def test_the_commands_are_these() -> None:
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions")),
+        *(f"limit {name}" for name in ("list", "show", "set", "hold", "release")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),

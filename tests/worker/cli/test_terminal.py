@@ -17,6 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perdure import Agent, AgentState, App, Context, Identity, PlanStep, Retry, Settings
+from perdure.queues.envelope import LimitUse
+from perdure.queues.limits.definition import Limit, key_digest
+from perdure.queues.limits.store import LimitStore, TakeRequest, token_member
 from perdure.worker import cli
 from perdure.worker.cli import commands
 from perdure.worker.cli.lazy import LazyCommand
@@ -82,6 +85,16 @@ def make_app(settings: Settings) -> App:
         await ctx.ask("ada", HOSTILE)
 
     return app
+
+
+async def take_loudly(app: App) -> None:
+    """Let a task hold a limit whose key is hostile text."""
+    limit = Limit("loud", total=2, by="who")
+    store = LimitStore(app.producer.gateway, app.producer.namespace)
+    await store.publish([limit], "noisy", starts=True)
+    use = LimitUse("loud", key_digest("loud", [HOSTILE]))
+    member = token_member(partition_of(app, "noisy"), "t1", "n")
+    assert (await store.take([TakeRequest(member, [use], labels=[HOSTILE])])).answers[0].granted
 
 
 async def tool(*args: str, stdin: bytes = b"") -> Answer:
@@ -155,6 +168,7 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
         await app.session(Noisy, "ada").send(HOSTILE, sender="bob")
         await work_off(app)
         await app.session(Noisy, "ada").send(HOSTILE)
+        await take_loudly(app)
         for json in ((), ("--json",)):
             for task in (ok, bad, asks, agent):
                 await check("task", "show", task.id, *json)
@@ -214,6 +228,10 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
             await check("queue", "list", *json, said=False)
             await check("queue", "junk", *json)
             await check("worker", "list", *json, said=False)
+            await check("limit", "list", *json, said=False)
+            for act in (("set", "loud", "total=3"), ("hold", "loud", "1"), ("release", "loud")):
+                await check("limit", *act, "--why", HOSTILE, "--by", HOSTILE, *json)
+            await check("limit", "show", "loud", *json)
             await check("top", *json, said=False)
             await check(
                 "enqueue",

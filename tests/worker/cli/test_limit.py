@@ -1,0 +1,211 @@
+"""`perdure limit`: what holds a limit and what waits, changes while it is in use, and who has made them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from perdure import Producer, Settings
+from perdure.queues.envelope import LimitUse
+from perdure.queues.limits.definition import Breaker, Limit, key_digest
+from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest, token_member
+
+from tests.support.command_line import Answer, call
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
+
+OPENAI = Limit("openai", total=5, running=2, by="tenant", rate="500/m", cost="90_000/m")
+CRM = Limit("crm", total=1, breaker=Breaker(errors=0.5, calls=2, window=60, open=30))
+
+
+async def tool(*args: str) -> Answer:
+    return await asyncio.to_thread(call, "limit", *args)
+
+
+class Fleet:
+    """Tokens of tasks that other processes run."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.store = LimitStore(producer.gateway, producer.namespace)
+        self._partition = producer.namespace.partition("work")
+
+    def member(self, task_id: str) -> str:
+        return token_member(self._partition, task_id, "n1")
+
+    async def take(self, limit: Limit, task_id: str, *values: str) -> bool:
+        use = LimitUse(limit.name, key_digest(limit.name, list(values) if values else None))
+        taken = await self.store.take([TakeRequest(self.member(task_id), [use], labels=[", ".join(values)])])
+        return taken.answers[0].granted
+
+    async def end(self, limit: Limit, task_id: str, outcome: str = "", *values: str) -> None:
+        use = LimitUse(limit.name, key_digest(limit.name, list(values) if values else None))
+        assert not (await self.store.release([ReleaseRequest(self.member(task_id), [use], outcome)])).gone
+
+
+@pytest.fixture
+async def fleet(settings: Settings) -> AsyncIterator[Fleet]:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        fleet = Fleet(producer)
+        await fleet.store.publish([OPENAI, CRM], "shop", starts=True)
+        yield fleet
+
+
+async def test_a_list_shows_numbers_holders_and_state(fleet: Fleet) -> None:
+    assert [await fleet.take(OPENAI, f"t{number}", "acme") for number in range(3)] == [True, True, False]
+    crm, openai = (await tool("list", "--json")).json
+    assert (openai["name"], openai["total"], openai["running"], openai["by"]) == ("openai", 5, 2, "tenant")
+    assert (openai["rate"], openai["cost"], openai["held"], openai["changed"]) == ("500/m", "90,000/m", 2, [])
+    assert (crm["total"], crm["running"], crm["breaker"], crm["held_until"]) == (1, None, "closed", None)
+    answer = await tool("list")
+    assert answer.code == 0
+    [row] = [line.split() for line in answer.out.splitlines() if "openai" in line]
+    assert row[:7] == ["openai", "5", "2", "tenant", "500/m", "90,000/m", "2"]
+
+
+async def test_a_limit_is_shown_with_the_tasks_that_hold_it_and_their_keys(fleet: Fleet) -> None:
+    assert await fleet.take(OPENAI, "t1", "acme")
+    assert await fleet.take(OPENAI, "t2", "small")
+    shown = (await tool("show", "openai", "--json")).json
+    holders = {holder["task_id"]: holder for holder in shown["holders"]}
+    assert {task_id: holder["key"] for task_id, holder in holders.items()} == {"t1": "acme", "t2": "small"}
+    assert {holder["queue"] for holder in holders.values()} == {"work"}
+    assert 0 < holders["t1"]["seconds"] <= 30
+    answer = await tool("show", "openai")
+    assert answer.code == 0
+    assert "acme" in answer.out
+    assert len((await tool("show", "openai", "--limit", "1", "--json")).json["holders"]) == 1
+
+
+async def test_numbers_change_at_once_and_return_to_those_of_the_code(fleet: Fleet) -> None:
+    shown = (await tool("set", "openai", "running=1", "rate=10/s", "--by", "ada", "--why", "a 429", "--json")).json
+    assert (shown["running"], shown["rate"], shown["total"]) == (1, "10/s", 5)
+    assert shown["changed"] == ["burst", "interval", "running"]
+    assert [await fleet.take(OPENAI, f"t{number}", "acme") for number in range(2)] == [True, False]
+    assert "1*" in (await tool("list")).out
+    shown = (await tool("set", "openai", "running=none", "--json")).json
+    assert (shown["running"], shown["rate"]) == (None, "10/s")
+    assert await fleet.take(OPENAI, "t1", "acme")
+    shown = (await tool("set", "openai", "running=", "--json")).json
+    assert (shown["running"], shown["rate"]) == (2, "10/s")
+    shown = (await tool("set", "openai", "--reset", "--by", "bob", "--json")).json
+    assert (shown["running"], shown["rate"], shown["changed"]) == (2, "500/m", [])
+    newest, *_, oldest = shown["changes"]
+    assert (oldest["by"], oldest["what"], oldest["why"]) == ("ada", "set running=1 rate=10/s", "a 429")
+    assert (newest["by"], newest["what"]) == ("bob", "reset to the code")
+
+
+async def test_what_an_operator_has_set_outlives_a_new_definition(fleet: Fleet) -> None:
+    assert (await tool("set", "openai", "running=1")).code == 0
+    await fleet.store.publish([Limit("openai", total=9, running=3, by="tenant")], "shop", starts=True)
+    shown = (await tool("show", "openai", "--json")).json
+    assert (shown["total"], shown["running"], shown["rate"]) == (9, 1, None)
+
+
+async def test_a_total_of_none_running_lets_nothing_start(fleet: Fleet) -> None:
+    assert (await tool("set", "openai", "total=0", "running=0")).code == 0
+    assert not await fleet.take(OPENAI, "t1", "acme")
+
+
+async def test_a_limit_without_keys_has_one_number(fleet: Fleet) -> None:
+    shown = (await tool("set", "crm", "running=3", "--json")).json
+    assert (shown["total"], shown["running"]) == (3, None)
+    assert [await fleet.take(CRM, f"t{number}") for number in range(4)] == [True, True, True, False]
+    assert "give total" in (await tool("set", "crm", "running=3", "total=3")).err
+
+
+async def test_an_earlier_time_never_shortens_a_hold(fleet: Fleet) -> None:
+    assert await fleet.take(OPENAI, "t1", "acme")
+    first = (await tool("hold", "openai", "10m", "--json")).json
+    later = (await tool("hold", "openai", "5s", "--json")).json
+    assert later["held_until"] == first["held_until"]
+    assert later["held"] == 1
+    assert not await fleet.take(OPENAI, "t2", "acme")
+    assert "held 10 min" in (await tool("list")).out
+    await fleet.store.hold("openai", 7200)
+    assert (await tool("show", "openai", "--json")).json["held_until"] > first["held_until"]
+    released = (await tool("release", "openai", "--json")).json
+    assert (released["held_until"], released["held"]) == (None, 1)
+    assert [change["what"] for change in released["changes"]] == ["release", "hold for 5.0 s", "hold for 10 min"]
+    assert await fleet.take(OPENAI, "t2", "acme")
+
+
+async def test_a_breaker_is_shown_open_and_half_open_and_can_be_closed(fleet: Fleet) -> None:
+    for number in range(2):
+        assert await fleet.take(CRM, f"t{number}")
+        await fleet.end(CRM, f"t{number}", "error")
+    shown = (await tool("show", "crm", "--json")).json
+    assert shown["breaker"] == "open"
+    assert shown["open_until"] is not None
+    assert "breaker open" in (await tool("list")).out
+    assert not await fleet.take(CRM, "t2")
+    shown = (await tool("release", "crm", "--json")).json
+    assert (shown["breaker"], shown["open_until"]) == ("closed", None)
+    assert await fleet.take(CRM, "t2")
+
+
+async def test_a_breaker_is_changed_and_switched_off(fleet: Fleet) -> None:
+    shown = (await tool("set", "openai", "errors=0.2", "--json")).json
+    assert (shown["breaker"], shown["changed"]) == ("closed", ["calls", "errors", "open", "window"])
+    shown = (await tool("set", "crm", "errors=none", "--json")).json
+    assert shown["breaker"] is None
+
+
+async def test_the_token_of_one_task_is_taken_away(fleet: Fleet) -> None:
+    assert await fleet.take(CRM, "frozen")
+    assert not await fleet.take(CRM, "next")
+    answer = await tool("release", "crm", "--task", "frozen", "--by", "ada")
+    assert answer.code == 0
+    assert "took crm from task frozen; if it still runs, its worker stops it" in answer.err
+    assert await fleet.take(CRM, "next")
+    assert (await tool("show", "crm", "--json")).json["changes"][0]["what"] == "release 1 token of task frozen"
+    answer = await tool("release", "crm", "--task", "frozen")
+    assert (answer.code, answer.out) == (1, "")
+    assert "task 'frozen' does not hold limit 'crm'" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("set", "openai"), "give either settings, such as running=3 rate=100/m, or --reset"),
+        (("set", "openai", "running=1", "--reset"), "give either settings"),
+        (("set", "openai", "runing=1"), "runing must be one of total, running"),
+        (("set", "openai", "running"), "a setting must be NAME=VALUE, such as running=3, got 'running'"),
+        (("set", "openai", "running=1", "running=2"), "running must be given once"),
+        (("set", "openai", "running=-1"), "running must be a whole number from 0 to 1,000,000, or none, got '-1'"),
+        (("set", "openai", "running=9"), "running of limit 'openai' must be at most total, got 9 of 5"),
+        (("set", "openai", "total=1"), "running of limit 'openai' must be at most total, got 2 of 1"),
+        (("set", "openai", "rate=fast"), "rate must be such as '500/m'"),
+        (("set", "openai", "errors=2"), "errors must be a share, more than 0 and at most 1, or none, got '2'"),
+        (("set", "crm", "burst=3"), "burst of limit 'crm' must go with a rate: set rate as well"),
+        (("hold", "openai", "0"), "greater than 0"),
+        (("show", "no spaces"), "limit must be 1 to 64 letters"),
+    ],
+)
+async def test_a_wrong_setting_is_misuse_and_changes_nothing(fleet: Fleet, args: tuple[str, ...], problem: str) -> None:
+    answer = await tool(*args)
+    assert (answer.code, answer.out) == (2, "")
+    assert problem in answer.err
+    assert all(not row["changed"] for row in (await tool("list", "--json")).json)
+
+
+@pytest.mark.parametrize("args", [("show", "opneai"), ("set", "opneai", "total=1"), ("hold", "opneai", "9")])
+async def test_an_unknown_limit_is_refused_with_a_similar_one(fleet: Fleet, args: tuple[str, ...]) -> None:
+    answer = await tool(*args)
+    assert (answer.code, answer.out) == (1, "")
+    assert "no worker has published a limit 'opneai'" in answer.err
+    assert "did you mean 'openai'?" in answer.err
+
+
+async def test_a_namespace_without_limits_has_an_empty_list() -> None:
+    answer = await tool("list")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no worker has published a limit in namespace" in answer.err
+    assert (await tool("list", "--json")).json == []
+    assert "start a worker of its app" in (await tool("show", "openai")).err
+
+
+async def test_of_two_operators_the_second_one_does_not_undo_the_first(fleet: Fleet) -> None:
+    answers = await asyncio.gather(*(tool("set", "openai", f"{name}=2") for name in ("total", "running", "burst")))
+    assert {answer.code for answer in answers} == {0}
+    assert (await tool("show", "openai", "--json")).json["changed"] == ["burst", "running", "total"]

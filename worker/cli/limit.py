@@ -1,0 +1,350 @@
+"""`perdure limit`: list and show limits, change them while they are in use, hold and release them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from ...queues.admission import Admission
+from ...queues.defaults import nearest
+from ...queues.durations import parse_duration
+from ...queues.keys import check_name
+from ...queues.limits.control import SETTINGS, LimitControl, LimitNote, check_settings, read_setting
+from ...queues.limits.store import TOKEN_LIFE, LimitStore, LimitView
+from ...queues.limits.views import (
+    LimitDetails,
+    LimitHolder,
+    LimitStatus,
+    WaitingKey,
+    list_limits,
+    show_limit,
+    waiting_for,
+)
+from ...queues.producer import Producer
+from ...queues.wording import duration, iso_time
+from .support.connection import connected, where
+from .support.errors import Failed, Misuse
+from .support.options import By, login, parser, read_task_id
+from .support.output import Column, StderrText, Styled, Table, Time, note
+from .support.runner import LiveListing, Output
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@parser
+def _read_name(text: str) -> str:
+    return check_name("limit", text)
+
+
+@parser
+def _read_length(text: str | float) -> float:
+    return parse_duration(text, positive=True)
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", parser=_read_name, help="Name of the limit.", show_default=False)]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the change.", show_default=False)]
+
+_WOKEN: Final = 1_000
+"""Waiting keys that a command looks at after a change, which may have made room for them."""
+
+
+@app.callback()
+def limit() -> None:
+    """List and show limits; change, hold and release them while they are in use.
+
+    A limit says how many tasks run at once, for each key and in total, and how
+    fast they start. It is defined in code: app.limit("openai", total=20). What
+    is set here holds for all workers of the namespace until it is reset, and
+    leaves a line that 'perdure limit show' prints.
+    """
+
+
+@app.command("list")
+@connected
+async def list_(producer: Producer) -> LiveListing:
+    """List limits: their numbers, what holds them, and what waits.
+
+    Use it to see which limit is full. "held" counts tasks that hold the limit,
+    of all keys; "waiting" counts tasks that wait for it. A * marks a number
+    that an operator has set in place of the one of the code.
+
+    Example: perdure limit list --watch
+    """
+    found = await list_limits(producer.gateway, producer.namespace)
+    listing = LiveListing(_COLUMNS, found, empty=f"no worker has published a limit {where(producer)}")
+    listing.parts += [StderrText(f"limit {status.name}: {status.problem}") for status in found if status.problem]
+    return listing
+
+
+@app.command()
+@connected
+async def show(
+    producer: Producer,
+    name: Name,
+    *,
+    most: Annotated[
+        int, typer.Option("--limit", min=1, max=10_000, metavar="N", help="Print at most N holders and waiting keys.")
+    ] = 20,
+) -> Output:
+    """Show a limit: the tasks that hold it, the keys that wait, the last changes.
+
+    Keys take turns: "waiting" has one row for each key that waits, the one that
+    waits longest first. "changes" says who has set, held or released the
+    limit, and when its breaker has opened and closed.
+
+    Example: perdure limit show openai
+    """
+    details = await show_limit(producer.gateway, producer.namespace, name, most=most)
+    if details is None:
+        raise await _unknown(producer, name)
+    return _shown(details)
+
+
+def _shown(details: LimitDetails, *notes: str | None) -> Output:
+    status = details.status
+    data = status.summary() | {
+        "waiting_by_queue": dict(details.queues),
+        "holders": [holder.summary() for holder in details.holders],
+        "waiting_keys": [key.summary() for key in details.waiting],
+        "changes": [_change(change) for change in details.notes],
+    }
+    queues = ", ".join(f"{count:,} in queue {queue}" for queue, count in sorted(details.queues.items()) if count)
+    fields = {
+        "limit": status.name,
+        "app": status.app or None,
+        "total": _number(status, "total", status.total),
+        "running": _number(status, "running", status.running),
+        "by": status.by or None,
+        "rate": _number(status, "rate", status.rate),
+        "cost": _number(status, "cost", status.cost),
+        "breaker": _breaker(status),
+        "held": Time(status.held_until, more=": nothing starts until then") if status.held_until else None,
+        "problem": status.problem or None,
+        "running now": f"{status.held:,}",
+        "waiting": f"{_waiting(status)} ({queues})" if queues else _waiting(status),
+    }
+    parts: list[Any] = [fields]
+    for title, rows, columns in (
+        ("holders", details.holders, _HOLDERS),
+        ("waiting", details.waiting, _WAITING),
+        ("changes", details.notes, _CHANGES),
+    ):
+        if rows:
+            parts += [f"\n{title}:", Table(columns, rows)]
+    return Output(data, *parts, notes=notes)
+
+
+def _change(change: LimitNote) -> dict[str, Any]:
+    return {"at": iso_time(change.at), "by": change.by, "what": change.what, "why": change.why}
+
+
+def _breaker(status: LimitStatus) -> str | None:
+    if status.breaker == "open":
+        return status.state.removeprefix("breaker ") or "open"
+    return status.breaker
+
+
+@app.command("set")
+@connected
+async def set_(
+    producer: Producer,
+    name: Name,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SETTING=VALUE]...",
+            help=f"Settings: {', '.join(SETTINGS)}. VALUE none: no such number; an empty one: as in the code.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    reset: Annotated[bool, typer.Option("--reset", help="Return to the definition in the code.")] = False,
+    by: By = None,
+    why: Why = "",
+) -> Output:
+    """Change the numbers of a limit for all workers, at once.
+
+    They replace those of the code until they are reset, also when workers
+    restart with other code. A lower number takes nothing from tasks that
+    run: the next one starts when few enough are left. total=0 lets nothing
+    start. Prints what 'show' prints.
+
+    Example: perdure limit set openai running=1 rate=100/m --why "a 429 each minute"
+    """
+    if reset == bool(settings):
+        raise Misuse("give either settings, such as running=3 rate=100/m, or --reset")
+    view = await _published(producer, name)
+    if reset:
+        fields, what = {field: "" for names in SETTINGS.values() for field in names}, "reset to the code"
+    else:
+        given = _read_settings(settings or [])
+        what = " ".join(["set", *(settings or [])])
+        fields = {field: value for part in given.values() for field, value in part.items()}
+    try:
+        fields = check_settings(name, view.defined, {} if reset else view.overrides, fields)
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    await _control(producer, name, by).set(fields, what, why)
+    return await _after(producer, name)
+
+
+def _read_settings(given: Sequence[str]) -> Mapping[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for text in given:
+        setting, equals, value = text.partition("=")
+        if not equals:
+            raise Misuse(f"a setting must be NAME=VALUE, such as running=3, got {text!r}")
+        if setting in found:
+            raise Misuse(f"{setting} must be given once, got it twice")
+        try:
+            found[setting] = read_setting(setting, value)
+        except ValueError as error:
+            raise Misuse(f"{setting} {error}{nearest(setting, SETTINGS)}") from None
+    # The burst of its own wins over the one that a rate brings, in whatever order they are given.
+    return dict(sorted(found.items(), key=lambda item: item[0] == "burst"))
+
+
+@app.command()
+@connected
+async def hold(
+    producer: Producer,
+    name: Name,
+    seconds: Annotated[
+        float,
+        typer.Argument(metavar="DURATION", parser=_read_length, help="Such as 30, 90s or 15m.", show_default=False),
+    ],
+    *,
+    by: By = None,
+    why: Why = "",
+) -> Output:
+    """Let no task of a limit start for some time, on any worker.
+
+    An earlier time never shortens a hold; 'perdure limit release' ends it.
+    Tasks that run are not touched. Prints what 'show' prints.
+
+    Example: perdure limit hold openai 10m --why "maintenance of the provider"
+    """
+    await _published(producer, name)
+    await _control(producer, name, by).hold(seconds, why)
+    return await _after(producer, name)
+
+
+@app.command()
+@connected
+async def release(
+    producer: Producer,
+    name: Name,
+    *,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task", metavar="ID", parser=read_task_id, help="Take the limit from this task in place of that."
+        ),
+    ] = None,
+    by: By = None,
+    why: Why = "",
+) -> Output:
+    """End the hold of a limit and close its breaker, so that tasks start again.
+
+    With --task, the limit is taken from one task, such as that of a frozen
+    process: another one starts at once. If the task still runs, it may overlap
+    with that one until its worker notices, which stops its run. Workers that
+    die need no command: what they held expires. Prints what 'show' prints.
+
+    Example: perdure limit release openai
+    """
+    await _published(producer, name)
+    control = _control(producer, name, by)
+    if task is None:
+        await control.release(why)
+    elif (released := await control.release_task(task, why)) is None:
+        raise Failed(f"task {task!r} does not hold limit {name!r}; 'perdure limit show {name}' lists what does")
+    else:
+        note(f"took {name} from task {task}; if it still runs, its worker stops it, or takes the limit again")
+        await _admission(producer).admit_now(released.hints)
+    return await _after(producer, name)
+
+
+def _control(producer: Producer, name: str, by: str | None) -> LimitControl:
+    return LimitControl(producer.gateway, producer.namespace, name, by=login() if by is None else by)
+
+
+def _admission(producer: Producer) -> Admission:
+    return Admission(producer.gateway, producer.namespace, life=TOKEN_LIFE)
+
+
+async def _published(producer: Producer, name: str) -> LimitView:
+    """Return the stored limit. Raises `Failed` for one that no worker has published."""
+    (view,) = await LimitStore(producer.gateway, producer.namespace).read([name], most=1)
+    if "digest" not in view.defined:
+        raise await _unknown(producer, name)
+    return view
+
+
+async def _unknown(producer: Producer, name: str) -> Failed:
+    names = await LimitStore(producer.gateway, producer.namespace).names()
+    hint = nearest(name, names) or (f"; published are: {', '.join(names)}" if names else "; start a worker of its app")
+    return Failed(f"no worker has published a limit {name!r} {where(producer)}{hint}")
+
+
+async def _after(producer: Producer, name: str) -> Output:
+    """Admit the tasks for which a change has made room, and return the limit."""
+    gateway, namespace = producer.gateway, producer.namespace
+    waiting = (await waiting_for(gateway, namespace, [name], most=_WOKEN))[name]
+    await _admission(producer).admit_now([key.hint for key in waiting.keys])
+    details = await show_limit(gateway, namespace, name, most=20)
+    if details is None:
+        raise await _unknown(producer, name)
+    return _shown(details)
+
+
+def _number(status: LimitStatus, name: str, value: object) -> str | None:
+    """Return a number of a limit, marked if an operator has set it."""
+    if value is None:
+        return "none*" if set(SETTINGS[name]) & set(status.changed) else None
+    return f"{value}*" if set(SETTINGS[name]) & set(status.changed) else str(value)
+
+
+def _waiting(status: LimitStatus) -> str:
+    return f"{status.waiting:,}+" if status.more else f"{status.waiting:,}"
+
+
+def _state(status: LimitStatus) -> Styled | None:
+    return Styled(status.state, "yellow") if status.state else None
+
+
+_HOLDERS: Final[Sequence[Column[LimitHolder]]] = (
+    Column("id", lambda holder: holder.task_id, least=36, fold=True),
+    Column("key", lambda holder: holder.key or None, least=8),
+    Column("queue", lambda holder: holder.queue, least=8),
+    Column("expires in", lambda holder: duration(holder.seconds, whole=True), right=True),
+)
+
+_WAITING: Final[Sequence[Column[WaitingKey]]] = (
+    Column("first", lambda key: key.task_id, least=36, fold=True),
+    Column("tasks", lambda key: f"{key.tasks:,}", right=True),
+    Column("queue", lambda key: key.queue, least=8),
+    Column("since", lambda key: Time(key.since)),
+)
+
+_CHANGES: Final[Sequence[Column[LimitNote]]] = (
+    Column("at", lambda change: Time(change.at)),
+    Column("by", lambda change: change.by or None, least=6),
+    Column("what", lambda change: change.what, least=12),
+    Column("why", lambda change: change.why or None, least=8),
+)
+
+_COLUMNS: Final[Sequence[Column[LimitStatus]]] = (
+    Column("limit", lambda status: status.name, least=8),
+    Column("app", lambda status: status.app, wide=True),
+    Column("total", lambda status: _number(status, "total", status.total), right=True),
+    Column("running", lambda status: _number(status, "running", status.running), right=True),
+    Column("by", lambda status: status.by or None, least=6),
+    Column("rate", lambda status: _number(status, "rate", status.rate), right=True),
+    Column("cost", lambda status: _number(status, "cost", status.cost), right=True),
+    Column("held", lambda status: status.held, right=True),
+    Column("waiting", _waiting, right=True),
+    Column("state", _state, least=8),
+)
