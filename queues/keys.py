@@ -119,6 +119,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from .lanes import Lane, lane_of
+
 DATA_FORMAT: Final = 2
 """Newest format of stored data that this version reads: key names, and what the keys hold. Since 2: large arguments."""
 
@@ -342,6 +344,11 @@ class Partition:
         )
 
     @property
+    def lane(self) -> Lane:
+        """The lane of the queue that the partition belongs to."""
+        return lane_of(self.index)
+
+    @property
     def shared_keys(self) -> tuple[str, ...]:
         """The keys of the partition that belong to no task."""
         names = (*_STREAMS, *_OTHERS, "promote_lock", "clean_lock", "sweep_lock", "notices_lock")
@@ -381,6 +388,11 @@ class SessionPartition:
     @property
     def forgotten(self) -> str:
         return f"{self._tag}:forgotten"
+
+    @property
+    def lane(self) -> Lane:
+        """The lane of the queue that the partition belongs to."""
+        return lane_of(self.index)
 
     @property
     def shared_keys(self) -> tuple[str, ...]:

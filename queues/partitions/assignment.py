@@ -13,7 +13,7 @@ without communication, and when a worker comes or goes, only its own partitions 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -22,6 +22,7 @@ from typing import Final
 from ..errors import ServerFull
 from ..junk import split
 from ..keys import LEFT_TTL_MS, Namespace, Partition
+from ..lanes import Lane
 from ..transport.gateway import Gateway
 from ..transport.scripts import milliseconds, queue_script
 from .resharding import PartitionStatus, close_previous, open_again, partition_status, sync_route
@@ -71,47 +72,74 @@ _CHECKS: Final = 16
 
 
 @dataclass(slots=True)
-class _Queue:
-    name: str
+class _Lane:
+    """One lane of a queue, and its part of the route."""
+
+    queue: str
     route: Route = SINGLE
     closed: set[int] = field(default_factory=set)
     drained: set[int] = field(default_factory=set)
     empty: set[int] = field(default_factory=set)
     checked: int = 0
     looked_at: int = 0
-    members: set[str] = field(default_factory=set)
     read_from: list[Partition] = field(default_factory=list)
     served: list[Partition] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A queue: its route, the lanes that this worker adds to it, and those that are in use."""
+
+    name: str
+    wanted: set[Lane]
+    route: Route = SINGLE
+    lanes: dict[Lane, _Lane] = field(default_factory=dict)
+    members: set[str] = field(default_factory=set)
 
 
 class PartitionAssignment:
     """The partitions of one worker, as of the last refresh."""
 
     def __init__(
-        self, gateway: Gateway, namespace: Namespace, queues: Sequence[str], worker: str, *, share: bool
+        self,
+        gateway: Gateway,
+        namespace: Namespace,
+        queues: Sequence[str],
+        worker: str,
+        *,
+        share: bool,
+        lanes: Mapping[str, Collection[Lane]] | None = None,
     ) -> None:
-        """share: divide the partitions of each queue with the other workers that share it."""
+        """Args:
+        share: divide the partitions of each queue with the other workers that share it.
+        lanes: lanes of the tasks of each queue, which are added to its route.
+        """
+        lanes = lanes or {}
         self._gateway = gateway
         self._namespace = namespace
         self._worker = worker
         self._share = share
         self._leaving = False
-        self._queues = [_Queue(name) for name in queues]
+        self._queues = [_Queue(name, set(lanes.get(name, ()))) for name in queues]
+
+    @property
+    def _lanes(self) -> list[_Lane]:
+        return [lane for queue in self._queues for lane in queue.lanes.values()]
 
     @property
     def read_from(self) -> list[Partition]:
         """Partitions to read new messages from."""
-        return [partition for queue in self._queues for partition in queue.read_from]
+        return [partition for lane in self._lanes for partition in lane.read_from]
 
     @property
     def served(self) -> list[Partition]:
         """Partitions to claim in, to promote in, and to take released messages from."""
-        return [partition for queue in self._queues for partition in queue.served]
+        return [partition for lane in self._lanes for partition in lane.served]
 
     @property
     def changing(self) -> bool:
         """Whether a generation is not drained yet: refresh again soon."""
-        return any(_undrained(queue) for queue in self._queues)
+        return any(_undrained(lane) for lane in self._lanes)
 
     @property
     def known(self) -> list[Partition]:
@@ -125,20 +153,31 @@ class PartitionAssignment:
     async def refresh(self) -> None:
         """Read the routes and the members, complete unfinished changes, and check which partitions are drained."""
         for queue in self._queues:
-            queue.route = await sync_route(self._gateway, self._namespace, queue.name, queue.route)
-            previous = [index for generation in queue.route.previous for index in generation.indexes]
-            await self._check_drained(queue, previous)
-            await self._check_open(queue)
-            await self._close(queue, [index for index in previous if index not in queue.closed])
+            queue.route = await sync_route(self._gateway, self._namespace, queue.name, queue.route, queue.wanted)
+            for name in queue.route.lanes:
+                lane = queue.lanes.setdefault(name, _Lane(queue.name))
+                lane.route = queue.route.of(name) or lane.route
+                previous = [index for generation in lane.route.previous for index in generation.indexes]
+                await self._check_drained(lane, previous)
+                await self._check_open(lane)
+                await self._close(queue, lane, [index for index in previous if index not in lane.closed])
             if self._share and not self._leaving:
                 queue.members = await join_group(self._gateway, self._namespace, queue.name, self._worker, _MEMBER_TTL)
-            await self._follow(queue)
+            for lane in queue.lanes.values():
+                await self._follow(queue, lane)
+
+    def want(self, queue: str, lane: Lane) -> None:
+        """Add a lane to the route of a queue of this worker, at the next refresh: a producer may not."""
+        for known in self._queues:
+            if known.name == queue:
+                known.wanted.add(lane)
 
     async def follow_changes(self) -> None:
         """Check only whether generations are drained by now: one round trip for each queue that changes."""
         for queue in self._queues:
-            if _undrained(queue):
-                await self._follow(queue)
+            for lane in queue.lanes.values():
+                if _undrained(lane):
+                    await self._follow(queue, lane)
 
     async def leave(self) -> None:
         """Release the partitions to the other workers, and read no more."""
@@ -146,58 +185,58 @@ class PartitionAssignment:
         for queue in self._queues if self._share else ():
             await leave_group(self._gateway, self._namespace, queue.name, self._worker)
 
-    async def _close(self, queue: _Queue, indexes: Sequence[int]) -> None:
+    async def _close(self, queue: _Queue, lane: _Lane, indexes: Sequence[int]) -> None:
         """Close partitions: the process that started the change may have died before."""
         await close_previous(self._gateway, self._namespace, queue.name, queue.route, indexes)
-        queue.closed.update(indexes)
+        lane.closed.update(indexes)
 
-    async def _follow(self, queue: _Queue) -> None:
-        """Compute the assignment from how far the queue is drained."""
+    async def _follow(self, queue: _Queue, lane: _Lane) -> None:
+        """Compute the assignment from how far a lane is drained."""
         reached: list[Generation] = []
-        for generation in queue.route.generations:
+        for generation in lane.route.generations:
             reached.append(generation)
-            if generation != queue.route.last and not await self._is_drained(queue, generation):
+            if generation != lane.route.last and not await self._is_drained(lane, generation):
                 break
-        served = self._partitions(queue, queue.route.generations)
-        queue.served = assigned_partitions(self._worker, queue.members, served) if self._share else served
-        mine = set(queue.served)
-        queue.read_from = [partition for partition in self._partitions(queue, reached) if partition in mine]
+        served = self._partitions(lane, lane.route.generations)
+        lane.served = assigned_partitions(self._worker, queue.members, served) if self._share else served
+        mine = set(lane.served)
+        lane.read_from = [partition for partition in self._partitions(lane, reached) if partition in mine]
 
-    def _partitions(self, queue: _Queue, generations: Sequence[Generation]) -> list[Partition]:
+    def _partitions(self, lane: _Lane, generations: Sequence[Generation]) -> list[Partition]:
         return [
-            self._namespace.partition(queue.name, index)
+            self._namespace.partition(lane.queue, index)
             for generation in generations
             for index in generation.indexes
-            if index not in queue.empty
+            if index not in lane.empty
         ]
 
-    async def _is_drained(self, queue: _Queue, generation: Generation) -> bool:
+    async def _is_drained(self, lane: _Lane, generation: Generation) -> bool:
         """Check one partition after another until one is not drained: a long backlog costs one round trip."""
         for index in generation.indexes:
-            if index not in queue.drained and not await self._ask(queue, index):
+            if index not in lane.drained and not await self._ask(lane, index):
                 return False
         return True
 
-    async def _check_drained(self, queue: _Queue, previous: Sequence[int]) -> None:
+    async def _check_drained(self, lane: _Lane, previous: Sequence[int]) -> None:
         """Check some drained partitions again, the next ones each time.
 
         They may have become empty, or hold a replayed task. A server may have lost the mark in a restart: then
         producers may write into a partition again, and it must be closed again.
         """
-        start = queue.checked if queue.checked < len(previous) else 0
-        some = [index for index in previous[start : start + _CHECKS] if index in queue.drained]
-        queue.checked = start + _CHECKS
-        await asyncio.gather(*(self._ask(queue, index) for index in some))
+        start = lane.checked if lane.checked < len(previous) else 0
+        some = [index for index in previous[start : start + _CHECKS] if index in lane.drained]
+        lane.checked = start + _CHECKS
+        await asyncio.gather(*(self._ask(lane, index) for index in some))
 
-    async def _check_open(self, queue: _Queue) -> None:
+    async def _check_open(self, lane: _Lane) -> None:
         """Do for producers what they may lack the right to do: move away what another program put under their keys.
 
         Some partitions of the last generation, the next ones each time.
         """
-        partitions = [self._namespace.partition(queue.name, index) for index in queue.route.last.indexes]
-        start = queue.looked_at if queue.looked_at < len(partitions) else 0
+        partitions = [self._namespace.partition(lane.queue, index) for index in lane.route.last.indexes]
+        start = lane.looked_at if lane.looked_at < len(partitions) else 0
         some = partitions[start : start + _CHECKS]
-        queue.looked_at = start + _CHECKS
+        lane.looked_at = start + _CHECKS
         written = ("ready", "nudge", "due", "timeline", "closed", "rings")
         await self._gateway.set_keys_aside(getattr(partition, name) for partition in some for name in written)
         marks = await self._gateway.pipeline([("EXISTS", partition.closed) for partition in some])
@@ -205,19 +244,19 @@ class PartitionAssignment:
             if mark:
                 await open_again(self._gateway, partition)
 
-    async def _ask(self, queue: _Queue, index: int) -> bool:
-        found = await partition_status(self._gateway, self._namespace.partition(queue.name, index))
+    async def _ask(self, lane: _Lane, index: int) -> bool:
+        found = await partition_status(self._gateway, self._namespace.partition(lane.queue, index))
         if found is PartitionStatus.OPEN:
-            for known in (queue.closed, queue.drained, queue.empty):
+            for known in (lane.closed, lane.drained, lane.empty):
                 known.discard(index)
         if found >= PartitionStatus.DRAINED:
-            queue.drained.add(index)
+            lane.drained.add(index)
         if found is PartitionStatus.EMPTY:
-            queue.empty.add(index)
+            lane.empty.add(index)
         else:
-            queue.empty.discard(index)
+            lane.empty.discard(index)
         return found >= PartitionStatus.DRAINED
 
 
-def _undrained(queue: _Queue) -> bool:
-    return any(index not in queue.drained for generation in queue.route.previous for index in generation.indexes)
+def _undrained(lane: _Lane) -> bool:
+    return any(index not in lane.drained for generation in lane.route.previous for index in generation.indexes)

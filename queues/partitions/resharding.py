@@ -9,15 +9,17 @@ the process that started it dies. Closing is idempotent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import anyio
 
-from ..errors import Refused, Unavailable, WrongType
+from ..errors import QueueError, Refused, Unavailable, WrongType
 from ..junk import report_once, set_hash_aside, shown_bytes, split
 from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
+from ..lanes import LANES, Lane
 from ..runtime import RUNTIME
 from ..transport.clients import is_denied
 from ..transport.gateway import Gateway
@@ -109,11 +111,18 @@ async def load_route(gateway: Gateway, namespace: Namespace, queue: str) -> Rout
     return None if data is None else _decode(queue, data)
 
 
-async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: Route = SINGLE) -> Route:
+async def sync_route(
+    gateway: Gateway, namespace: Namespace, queue: str, known: Route = SINGLE, lanes: Collection[Lane] = ()
+) -> Route:
     """Return the route of a queue, joined with what the caller knows, and store it if it differs.
 
     That registers a new queue, restores a route that a server has lost, and replaces one that another program wrote. A
-    user that may only read routes leaves that to a worker of the queue.
+    user that may only read routes leaves that to a worker of the queue. So does it with lanes: the returned route has
+    only those that are stored, since workers serve no others.
+
+    Args:
+        lanes: Lanes that the route gets if it has them not. Workers are nudged, so that one of them serves a new lane
+            at once, and the others from their next refresh on.
 
     Raises:
         ValueError: The name is not valid.
@@ -126,24 +135,56 @@ async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
             data = None
         stored = None if data is None else _decode(queue, data)
         joined = known if stored is None else stored.joined(known)
-        if joined == stored:
-            return joined
+        wanted = joined
+        for lane in lanes:
+            wanted = wanted.with_lane(lane)
+        if wanted == stored:
+            return wanted
+        missing = [lane for lane in wanted.lanes if lane not in joined.lanes]
         if _SET_ROUTE.name in gateway.denied:
+            await _nudge(gateway, namespace, queue, joined, [f"lane:{lane}" for lane in missing])
             return joined
         try:
-            stored_now = await _set_route(gateway, namespace, queue, data or b"", joined.encode())
+            stored_now = await _set_route(gateway, namespace, queue, data or b"", wanted.encode())
         except Refused as error:
             if not is_denied(error):
                 raise
             gateway.denied.add(_SET_ROUTE.name)
             what = "could not register" if stored is None else "could not store the route of"
-            report_once(
-                f"{what} queue {queue!r}: {error}; its tasks wait until a worker serves it, which registers it, or "
-                f"until an operator runs 'perdure server prepare {queue}'"
-            )
+            if joined != stored:
+                report_once(
+                    f"{what} queue {queue!r}: {error}; its tasks wait until a worker serves it, which registers it, or "
+                    f"until an operator runs 'perdure server prepare {queue}'"
+                )
+            await _nudge(gateway, namespace, queue, joined, [f"lane:{lane}" for lane in missing])
             return joined
         if stored_now:
-            return joined
+            if missing and stored is not None:  # else no worker knows the queue yet
+                await _nudge(gateway, namespace, queue, joined, ["route"])
+            return wanted
+
+
+_NUDGED: Final = 16
+"""Most partitions whose workers are nudged to read the route."""
+
+
+async def _nudge(gateway: Gateway, namespace: Namespace, queue: str, route: Route, causes: Sequence[str]) -> None:
+    """Nudge workers of the normal lane. Only a hint: they read the route every few seconds as well."""
+    partitions = [namespace.partition(queue, index) for index in route.last.indexes[:_NUDGED]]
+    with suppress(QueueError):
+        await asyncio.gather(
+            *(
+                gateway.command("XADD", partition.nudge, "MAXLEN", 16, "*", "why", cause)
+                for partition in partitions
+                for cause in causes
+            )
+        )
+
+
+def wanted_lane(why: bytes) -> Lane | None:
+    """Return the lane that a nudge asks for; None for any other nudge."""
+    text = why.decode("utf-8", "replace")
+    return next((lane for lane in LANES if text == f"lane:{lane}"), None)
 
 
 async def set_partitions(gateway: Gateway, namespace: Namespace, queue: str, count: int) -> Route:
@@ -170,7 +211,7 @@ async def _has_tasks(gateway: Gateway, partition: Partition) -> bool:
 
 async def _join_marks(gateway: Gateway, namespace: Namespace, queue: str, route: Route) -> Route:
     """Return the route joined with the marks of closed partitions: a failover may have lost a change of the hash."""
-    partitions = [namespace.partition(queue, index) for index in route.last.indexes]
+    partitions = [namespace.partition(queue, index) for latest in route.latest for index in latest.indexes]
     marks = await gateway.pipeline_each([("HGET", partition.closed, "route") for partition in partitions])
     joined = route
     for partition, mark in zip(partitions, marks, strict=True):
@@ -228,7 +269,7 @@ async def next_route(gateway: Gateway, namespace: Namespace, partition: Partitio
     route = await sync_route(
         gateway, namespace, partition.queue, known if closed_with is None else known.joined(closed_with)
     )
-    if partition.index in route.last.indexes and not await _is_opened(gateway, partition):
+    if route.takes(partition.index) and not await _is_opened(gateway, partition):
         raise Refused(
             f"partition {partition.index} of queue {partition.queue!r} is closed, and its route has no next one"
         )
@@ -269,7 +310,7 @@ def _route_on(partition: Partition, mark: bytes | None) -> Route | None:
     A change stores the route before it closes a partition, so each mark of Perdure has the generation that follows.
     """
     route = None if mark is None else _decode(partition.queue, mark)
-    return None if route is None or partition.index in route.last.indexes else route
+    return None if route is None or route.takes(partition.index) else route
 
 
 async def retire_generation(

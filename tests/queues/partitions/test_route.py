@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections import Counter
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues.keys import Namespace
+from perdure.queues.lanes import LANES, lane_of
 from perdure.queues.partitions.assignment import READERS, assigned_partitions
 from perdure.queues.partitions.route import MAX_PARTITIONS, SINGLE, Generation, Route, UnreadableRoute, spread
 
@@ -131,3 +133,78 @@ def test_a_leaving_worker_moves_only_its_partitions(workers: int, leaver: int) -
         before, after = (set(assigned_partitions(worker, some, partitions)) for some in (sharers, sharers - {gone}))
         assert before <= after
         assert after - before <= his
+
+
+# lanes
+
+
+@st.composite
+def routes(draw: st.DrawFn) -> Route:
+    """Routes that changed and got lanes in any order."""
+    route = SINGLE
+    for act in draw(st.lists(st.one_of(st.integers(1, 40), st.sampled_from(LANES)), max_size=8)):
+        route = route.changed(act) if isinstance(act, int) else route.with_lane(act)
+    return route
+
+
+def test_a_lane_has_as_many_partitions_as_the_queue_and_indexes_of_its_own() -> None:
+    route = SINGLE.changed(4).with_lane("high")
+    assert route.lanes == ("high", "normal")
+    assert list(route.indexes) == [0, 1, 2, 3, 4, *range(1_000_000, 1_000_004)]
+    assert route.of("high") == Route((Generation(1_000_000, 4),))
+    assert route.of("normal") == SINGLE.changed(4)
+    assert route.of("low") is None
+    assert {lane_of(index) for index in route.indexes} == {"normal", "high"}
+
+
+def test_a_change_of_the_count_changes_each_lane() -> None:
+    route = SINGLE.with_lane("idle").changed(2)
+    assert route.latest == (Generation(1, 2), Generation(3_000_001, 2))
+    assert route.previous == (Generation(0, 1), Generation(3_000_000, 1))
+    assert route.last == Generation(1, 2)
+    assert route.without(Generation(3_000_000, 1)).of("idle") == Route((Generation(3_000_001, 2),))
+    assert [index for index in route.indexes if route.takes(index)] == [1, 2, 3_000_001, 3_000_002]
+
+
+def test_lanes_stand_beside_the_generations_that_earlier_versions_read() -> None:
+    stored = SINGLE.with_lane("low").with_lane("high").encode()
+    assert orjson.loads(stored) == {
+        "generations": [[0, 1]],
+        "lanes": {"high": [[1_000_000, 1]], "low": [[2_000_000, 1]]},
+    }
+
+
+@given(routes())
+def test_a_route_with_lanes_is_read_as_it_was_stored(route: Route) -> None:
+    assert Route.decode(route.encode()) == route
+
+
+@given(routes(), routes())
+def test_a_joined_route_has_all_partitions_of_both(one: Route, other: Route) -> None:
+    joined = one.joined(other)
+    assert set(joined.indexes) >= {*one.indexes, *other.indexes}
+    assert set(joined.lanes) == {*one.lanes, *other.lanes}
+    assert joined.joined(other) == joined
+    assert Route.decode(joined.encode()) == joined
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b'{"generations": [[1000000, 1]]}',
+        b'{"generations": [[999999, 2]]}',
+        b'{"generations": [[0, 1]], "lanes": {"high": [[0, 1]]}}',
+        b'{"generations": [[0, 1]], "lanes": {"high": []}}',
+        b'{"generations": [[0, 1]], "lanes": {"urgent": [[1000000, 1]]}}',
+        b'{"generations": [[0, 1]], "lanes": [1]}',
+    ],
+)
+def test_a_route_with_lanes_that_no_version_wrote_is_refused(wrong: bytes) -> None:
+    with pytest.raises(UnreadableRoute):
+        Route.decode(wrong)
+
+
+def test_a_lane_that_has_used_all_its_indexes_is_not_changed_into_the_next_one() -> None:
+    full = Route((Generation(999_990, 10),))
+    with pytest.raises(ValueError, match="below 1000000 partitions"):
+        full.changed(4)
