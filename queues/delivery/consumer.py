@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from ..errors import LeaseLost, Refused, ServerFull, Unavailable, WrongType
 from ..junk import split
 from ..keys import GROUP, RELEASED, Partition, is_reserved
+from ..lanes import IDLE, LANES, Lane, lane_rank
+from ..partitions.resharding import wanted_lane
 from ..runtime import RUNTIME
 from ..transport.clients import is_missing_group
 from ..transport.gateway import Gateway
@@ -23,6 +25,9 @@ from .leases import RELEASED_IDLE_MS, Delivery, Leases, OnTouch, Touch, ignore_t
 from .quarantine_store import QuarantinedDelivery, take_quarantined
 from .settlement import raise_count, release
 from .stream_reader import Stream, StreamReader
+
+if TYPE_CHECKING:
+    from .lane_turns import LaneTurns
 
 _CLAIM = queue_script("claim")
 _CREATE = queue_script("create_groups")
@@ -37,6 +42,11 @@ more messages than there are slots; one that blocks so shortly is answered by th
 _POLL_READS: Final = 8
 """Reads between such pauses while the queues are empty, each of as many partitions as there are free slots."""
 
+_IDLE_RANK: Final = LANES.index(IDLE)
+
+_SPARE_LOOK: Final = 0.25
+"""Seconds after which a blocking read ends that leaves out idle tasks: slots may have become free meanwhile."""
+
 
 @dataclass(slots=True)
 class ReadResult:
@@ -47,13 +57,19 @@ class ReadResult:
     due: bool = False
     route_changed: bool = False
     quarantined: bool = False
+    lanes: set[tuple[str, Lane]] = field(default_factory=set)
+    """Queues and the lanes that producers ask for."""
 
     def __bool__(self) -> bool:
-        return bool(self.deliveries) or self.claimable or self.due or self.route_changed or self.quarantined
+        nudged = self.claimable or self.due or self.route_changed or self.quarantined or bool(self.lanes)
+        return bool(self.deliveries) or nudged
 
-    def add_nudge(self, why: bytes) -> None:
+    def add_nudge(self, why: bytes, queue: str) -> None:
         """Add a nudge by its cause."""
-        if why == b"due":
+        lane = wanted_lane(why)
+        if lane is not None:
+            self.lanes.add((queue, lane))
+        elif why == b"due":
             self.due = True
         elif why == b"route":
             self.route_changed = True
@@ -90,7 +106,12 @@ class Consumer:
         self._leases = leases
         self._on_touch = on_touch
         self._joined: dict[Partition, None] = {}
-        self._read_from = list(partitions)
+        self._read_from: dict[int, list[Partition]] = {}
+        self._set_read_from(partitions)
+        self._turns: LaneTurns | None = None
+        self._empty: dict[int, int] = {}
+        self.spare = False
+        """Whether the last read found no task in any lane but that of idle tasks."""
         self._interrupted = asyncio.Event()
         self._had_messages = True
         self.partitions: Sequence[Partition] = list(partitions)
@@ -112,9 +133,16 @@ class Consumer:
         await self.create_groups([partition for partition in served if partition not in self._joined])
         self.partitions = list(served)
         self._reader.keep(read_from)
-        if set(read_from) != set(self._read_from):
-            self._read_from = list(read_from)
+        if set(read_from) != {partition for lane in self._read_from.values() for partition in lane}:
+            self._set_read_from(read_from)
             await self.interrupt()
+
+    def _set_read_from(self, partitions: Sequence[Partition]) -> None:
+        """Read from these partitions, lane by lane."""
+        lanes: dict[int, list[Partition]] = {}
+        for partition in partitions:
+            lanes.setdefault(lane_rank(partition.index), []).append(partition)
+        self._read_from = dict(sorted(lanes.items()))
 
     async def create_groups(self, partitions: Sequence[Partition] | None = None) -> None:
         """Create missing streams and groups, by default in all served partitions.
@@ -125,28 +153,98 @@ class Consumer:
         await asyncio.gather(*(self._gateway.run(_CREATE, [one.ready, one.nudge], [GROUP]) for one in wanted))
         self._joined |= dict.fromkeys(wanted)
 
-    async def read(self, free: int, *, block: float | None) -> ReadResult:
+    async def read(self, free: int, *, block: float | None, spare: int | None = None) -> ReadResult:
         """Read up to `free` new messages; wait up to `block` seconds for one, at most `GatewayTimings.block`.
 
         One read covers many partitions, each with its share of the free slots. Then the remaining slots go to
         partitions that may have more. If there are more partitions than slots, they are read in turn.
+
+        Args:
+            spare: Idle tasks that may start now, None for as many as there are free slots.
         """
         result = ReadResult()
-        if not self._read_from:
+        lanes = self._read_from
+        if not lanes:
             await self._pause(block)
-            return result
-        windows = -(-len(self._read_from) // free)
+        elif len(lanes) > 1 or _IDLE_RANK in lanes:
+            await self._read_lanes(free, block, free if spare is None else min(free, spare), result)
+        else:
+            self.spare = False
+            (rank,) = lanes
+            await self._read_lane(rank, free, block, result)
+        self._had_messages = bool(result.deliveries)
+        return result
+
+    async def _read_lane(self, rank: int, free: int, block: float | None, result: ReadResult) -> None:
+        """Read from the only lane."""
+        windows = -(-len(self._read_from.get(rank, ())) // free)
         if windows > 1 or block is None:
             # All of them while there is work. After an empty read only a few, so that an idle worker costs little.
             for _ in range(windows if block is None or self._had_messages else min(windows, _POLL_READS)):
                 if not result.deliveries:  # there may be messages after a nudge
-                    await self._read_window(free, None, result)
+                    await self._read_window(self._next_window(rank, free), free, None, result)
         if block is not None and not result and windows == 1:
-            await self._read_window(free, min(block, self._gateway.timings.block), result)
+            block = min(block, self._gateway.timings.block)
+            await self._read_window(self._next_window(rank, free), free, block, result)
         elif block is not None and not result:
             await self._pause(min(block, _POLL_INTERVAL))
-        self._had_messages = bool(result.deliveries)
-        return result
+
+    async def _read_lanes(self, free: int, block: float | None, spare: int, result: ReadResult) -> None:
+        """Read lane by lane what waits. If nothing does, block on all lanes: then their tasks arrive together.
+
+        Idle tasks are read if no other lane has any, so that they start on spare slots only.
+        """
+        others = {rank for rank in self._read_from if rank != _IDLE_RANK}
+        waiting = set(others)
+        turns = self._lane_turns()
+        while waiting and (room := free - len(result.deliveries)) > 0:
+            rank, most = turns.next(waiting)
+            if not await self._read_all(rank, min(room, most), result):
+                waiting.discard(rank)
+        self.spare = not waiting and all(self._is_empty(rank) for rank in others)
+        room = min(free, spare) - len(result.deliveries)
+        if self.spare and _IDLE_RANK in self._read_from and room > 0:
+            await self._read_all(_IDLE_RANK, room, result)
+        if block is None or result:
+            return
+        window = [partition for rank in self._read_from if rank != _IDLE_RANK for partition in self._read_from[rank]]
+        block, share = min(block, self._gateway.timings.block), free // max(1, len(window))
+        if _IDLE_RANK in self._read_from:
+            idle = self._next_window(_IDLE_RANK, spare) if self.spare and spare > 0 else []
+            window += idle
+            share = min(free // max(1, len(window)), spare // len(idle) if idle else free)
+            block = block if len(idle) == len(self._read_from[_IDLE_RANK]) else min(block, _SPARE_LOOK)
+        if not window or share < 1:
+            await self._pause(min(block, _POLL_INTERVAL if window else _SPARE_LOOK))
+        else:
+            await self._read_window(window, share * len(window), block, result)
+
+    async def _read_all(self, rank: int, most: int, result: ReadResult) -> bool:
+        """Read up to `most` messages of a lane without blocking. Return whether it may have more."""
+        end = len(result.deliveries) + most
+        windows = -(-len(self._read_from.get(rank, ())) // most)
+        if not self._had_messages:
+            windows = min(windows, _POLL_READS)
+        for _ in range(windows):
+            before = len(result.deliveries)
+            if before < end and (window := self._next_window(rank, end - before)):
+                await self._read_window(window, end - before, None, result)
+                full = len(result.deliveries) >= end
+                self._empty[rank] = 0 if full else self._empty.get(rank, 0) + len(window)
+        if len(result.deliveries) < end and self._is_empty(rank):
+            self._lane_turns().found_empty(rank)
+        return len(result.deliveries) >= end
+
+    def _is_empty(self, rank: int) -> bool:
+        """Return whether each partition of a lane was read to its end, the last time that it was read."""
+        return self._empty.get(rank, 0) >= len(self._read_from.get(rank, ()))
+
+    def _lane_turns(self) -> LaneTurns:
+        if self._turns is None:
+            from .lane_turns import LaneTurns
+
+            self._turns = LaneTurns()
+        return self._turns
 
     async def _pause(self, block: float | None) -> None:
         """Wait in this process, not on the server, until the time is up or `interrupt` is called."""
@@ -154,26 +252,33 @@ class Consumer:
         with anyio.move_on_after(block or 0):
             await self._interrupted.wait()
 
-    def _next_window(self, free: int) -> list[Partition]:
-        """Return as many partitions as there are free slots, in rotation, so that none starves.
+    def _next_window(self, rank: int, free: int) -> list[Partition]:
+        """Return as many partitions of a lane as there are free slots, in rotation, so that none starves.
 
         Unavailable partitions are left out until it is time to try them again.
         """
-        available = [one for one in self._read_from if not self._reader.rests(one)] or self._read_from
+        read_from = self._read_from.get(rank)
+        if not read_from:  # the assignment has changed meanwhile
+            return []
+        available = [one for one in read_from if not self._reader.rests(one)] or read_from
         window = available[: min(free, len(available))]
         step = len(window) if len(window) < len(available) else 1
         passed = available[:step]
-        self._read_from = [*(one for one in self._read_from if one not in passed), *passed]
+        self._read_from[rank] = [*(one for one in read_from if one not in passed), *passed]
         return window
 
-    async def _read_window(self, free: int, block: float | None, result: ReadResult) -> None:
+    async def _read_window(
+        self, window: Sequence[Partition], free: int, block: float | None, result: ReadResult
+    ) -> None:
         """Read several partitions at once; then read more from those that may have more, while slots are free."""
-        window = self._next_window(free)
+        if not window:
+            return
+        end = len(result.deliveries) + free
         share = free // len(window)
         full = self._add(window, await self._read(window, share, block), share, result)
         for partition in full if len(window) > 1 else ():
-            room = free - len(result.deliveries)
-            if room > 0:
+            room = end - len(result.deliveries)
+            if room > 0 and (block is None or lane_rank(partition.index) != _IDLE_RANK):
                 self._add([partition], await self._read([partition], room, None), room, result)
 
     async def _read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
@@ -203,6 +308,7 @@ class Consumer:
     ) -> list[Partition]:
         """Add a reply to the result. Return the partitions that gave their whole share, and may have more."""
         by_stream = {partition.ready.encode(): partition for partition in window}
+        queues: dict[bytes, str] = {}
         full: list[Partition] = []
         for stream, entries in reply:
             partition = by_stream.get(stream)
@@ -215,8 +321,16 @@ class Consumer:
                         Delivery(partition, entry, self._worker, 1, pairs(fields or []), False, repeated, requested)
                     )
                 else:
-                    result.add_nudge(pairs(fields or []).get(b"why", b""))
+                    queues = queues or {known.nudge.encode(): known.queue for known in window}
+                    result.add_nudge(pairs(fields or []).get(b"why", b""), queues.get(stream, ""))
+            if partition is not None and entries:
+                self._count_starts(partition, len(entries))
         return full
+
+    def _count_starts(self, partition: Partition, count: int) -> None:
+        """Count starts for the turns of the lanes, if there are several."""
+        if len(self._read_from) > 1:
+            self._lane_turns().started(lane_rank(partition.index), count, self._read_from)
 
     def is_away(self, partition: Partition) -> bool:
         """Return whether this partition is unavailable while others are available."""
@@ -266,6 +380,7 @@ class Consumer:
             Delivery(partition, entry, self._worker, count, pairs(fields), claimed=True, requested=sent)
             for entry, count, fields in found
         ]
+        self._count_starts(partition, len(claimed))
         return reached.decode() or "0-0", claimed, own
 
     async def touch(self, partition: Partition) -> None:

@@ -10,6 +10,7 @@ from ...queues.delivery.consumer import Consumer
 from ...queues.delivery.leases import Delivery
 from ...queues.errors import QueueError, Unavailable
 from ...queues.keys import Partition
+from ...queues.lanes import IDLE, Lane
 from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import Backoff
 from ..log import logger
@@ -45,6 +46,7 @@ class Intake:
         on_due: Callable[[], None],
         on_route_changed: Callable[[], None],
         give_back: Callable[[Delivery], Awaitable[None]],
+        on_lane: Callable[[str, Lane], None] = lambda *_: None,
     ) -> None:
         """Create the loop; `run` or `take_once` runs it.
 
@@ -53,6 +55,7 @@ class Intake:
             on_due: Called when a nudge says that due times have changed.
             on_route_changed: Called when a nudge says that a partition was closed.
             give_back: Releases a delivery for which no slot is free.
+            on_lane: Called with a queue and a lane that a producer asks for.
         """
         self._consumer = consumer
         self._slots = slots
@@ -61,6 +64,7 @@ class Intake:
         self._start = start
         self._on_due = on_due
         self._on_route_changed = on_route_changed
+        self._on_lane = on_lane
         self._give_back = give_back
         self._stopping = False
         self._plenty = False
@@ -137,17 +141,24 @@ class Intake:
             if not self._gate.wanted:
                 await self._gate.wait_change()
         elif self._may_take:
-            await self._read(self._reclaim.until_next())
+            await self._read(self._reclaim.until_next(spare=self._has_spare))
 
     @property
     def _may_take(self) -> bool:
         return bool(self._slots.free and self._gate.has_room and not self._stopping)
 
+    @property
+    def _has_spare(self) -> bool:
+        """Whether idle tasks may be claimed: the other lanes were empty, and half of the slots are free."""
+        return self._consumer.spare and self._slots.spare > 0
+
     async def _claim(self) -> None:
         """Claim what the schedule asks for while slots are free; quarantined tasks first, one at a time."""
         if self._gate.wanted and self._may_take:
             await self._claim_quarantined()
-        while self._may_take and not self._gate.dedicated and (claim := self._reclaim.next_claim()) is not None:
+        while self._may_take and not self._gate.dedicated:
+            if (claim := self._reclaim.next_claim(spare=self._has_spare)) is None:
+                return
             partition, cursor = claim
             if self._consumer.is_away(partition):  # claimed from when it is available again
                 self._reclaim.reached(partition, START)
@@ -164,7 +175,8 @@ class Intake:
         if shared and not await self._consumer.acquire_claim_lock(partition, self._reclaim.lock_ttl):
             self._reclaim.reached(partition, START)
             return
-        reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
+        most = self._slots.spare if partition.lane == IDLE else self._slots.free
+        reached, claimed = await self._consumer.claim(partition, cursor, most)
         self._reclaim.reached(partition, reached)
         for delivery in claimed:
             if not self._slots.free:  # an execution has occupied its slot again since the claim was sent
@@ -204,7 +216,7 @@ class Intake:
         self.reading = True
         self.last_read = RUNTIME.monotonic()
         most = min(self._slots.free, max(_FEW, (self._slots.capacity + 1) // 2))
-        taken = await self._consumer.read(most, block=None if self._plenty else block)
+        taken = await self._consumer.read(most, block=None if self._plenty else block, spare=self._slots.spare)
         self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:
             if self._slots.free and not self._stopping:
@@ -215,6 +227,8 @@ class Intake:
             self._on_due()
         if taken.route_changed:
             self._on_route_changed()
+        for queue, lane in taken.lanes:
+            self._on_lane(queue, lane)
         if taken.claimable and self._stopping:
             await self._forward_nudge()
         elif taken.claimable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...queues.keys import Partition
+from ...queues.lanes import IDLE, lane_rank
 from ...queues.runtime import RUNTIME
 from .shared_settings import WorkerTimings
 
@@ -31,8 +32,8 @@ class ReclaimSchedule:
         """
         self._max_interval = max_interval
         self.set_lease(lease)
-        self._cursors = dict.fromkeys(partitions, START)
-        self._unfinished: list[Partition] = list(partitions)
+        self._cursors = dict.fromkeys(_by_lane(partitions), START)
+        self._unfinished: list[Partition] = list(self._cursors)
         self._again: set[Partition] = set()
         self._requested: set[Partition] = set(partitions)
         self._next = 0.0
@@ -53,8 +54,8 @@ class ReclaimSchedule:
     def set_partitions(self, partitions: Sequence[Partition]) -> None:
         """Replace the partitions; new ones are swept at the next opportunity."""
         new = [partition for partition in partitions if partition not in self._cursors]
-        self._cursors = {partition: self._cursors.get(partition, START) for partition in partitions}
-        self._unfinished = [*(one for one in self._unfinished if one in self._cursors), *new]
+        self._cursors = {partition: self._cursors.get(partition, START) for partition in _by_lane(partitions)}
+        self._unfinished = _by_lane([*(one for one in self._unfinished if one in self._cursors), *new])
         self._requested = {partition for partition in self._requested if partition in self._cursors} | set(new)
         self._again &= self._cursors.keys()
 
@@ -63,21 +64,25 @@ class ReclaimSchedule:
         self._start_round()
         self._requested = set(self._cursors)
 
-    def until_next(self) -> float:
-        """Return the seconds until the next claim, 0 if one is due."""
-        if self._unfinished:
+    def until_next(self, *, spare: bool = True) -> float:
+        """Return the seconds until the next claim, 0 if one is due. spare: whether idle tasks may start."""
+        if self._first(spare) is not None:
             return 0.0
         return max(0.0, self._next - RUNTIME.monotonic())
 
-    def next_claim(self) -> tuple[Partition, str] | None:
-        """Return the partition to claim from and the cursor to continue at, or None if no claim is due."""
-        if not self._unfinished and RUNTIME.monotonic() >= self._next:
+    def next_claim(self, *, spare: bool = True) -> tuple[Partition, str] | None:
+        """Return the partition to claim from and the cursor to continue at, or None if no claim is due.
+
+        spare: whether idle tasks may start; else their lane waits.
+        """
+        if self._first(spare) is None and RUNTIME.monotonic() >= self._next:
             self._start_round()
             self._schedule()
-        if not self._unfinished:
-            return None
-        partition = self._unfinished[0]
-        return partition, self._cursors[partition]
+        partition = self._first(spare)
+        return None if partition is None else (partition, self._cursors[partition])
+
+    def _first(self, spare: bool) -> Partition | None:
+        return next((one for one in self._unfinished if spare or one.lane != IDLE), None)
 
     def is_shared(self, partition: Partition) -> bool:
         """Return whether one worker of the fleet is enough for this sweep.
@@ -104,3 +109,8 @@ class ReclaimSchedule:
 
     def _schedule(self) -> None:
         self._next = RUNTIME.monotonic() + self._interval * RUNTIME.uniform(0.75, 1.25)
+
+
+def _by_lane(partitions: Sequence[Partition]) -> list[Partition]:
+    """Return partitions in the order of their lanes, the highest first."""
+    return sorted(partitions, key=lambda partition: lane_rank(partition.index))

@@ -50,6 +50,11 @@ class Slots:
     def free(self) -> int:
         return max(0, self.capacity - len(self._busy) - self._lost_threads)
 
+    @property
+    def spare(self) -> int:
+        """Number of idle tasks that may start: each finds at least half of the slots free."""
+        return max(0, self.free - (self.capacity + 1) // 2 + 1)
+
     def fill(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in a slot, in a new asyncio task with its own context variables."""
         task = asyncio.get_running_loop().create_task(work)

@@ -19,6 +19,7 @@ from ...queues.delivery.stream_reader import read_partitions
 from ...queues.errors import ConfigurationError, LeaseLost, NotOpen, QueueError, Unavailable
 from ...queues.handle import serving
 from ...queues.keys import Namespace, Partition
+from ...queues.lanes import Lane
 from ...queues.partitions.assignment import PartitionAssignment
 from ...queues.runtime import RUNTIME
 from ...queues.shared_config import SharedConfig, load_config
@@ -106,7 +107,9 @@ class Worker:
         self._leases: Leases[Run] = Leases()
         self._webhooks = WebhookQueue(WebhookTarget.of(self.settings))
         shares = self._partitions == "share" and not self._gate.dedicated
-        self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
+        self._assignment = PartitionAssignment(
+            self._gateway, self._namespace, self.queues, self.id, share=shares, lanes=app.tasks.lanes
+        )
         self._notices = NoticeDelivery(
             self._gateway,
             self._assignment,
@@ -303,6 +306,7 @@ class Worker:
                 start=lambda delivery: self._slots.fill(self._execute(delivery)),
                 on_due=self._promoter.take_over,
                 on_route_changed=self._assignment_watcher.wake,
+                on_lane=self._add_lane,
                 give_back=self._give_back,
             )
             self._health.watch(intake)
@@ -367,6 +371,11 @@ class Worker:
         """Pass the partitions that this worker serves to their users."""
         self._reclaim.set_partitions(partitions)
         self._promoter.set_partitions(partitions)
+
+    def _add_lane(self, queue: str, lane: Lane) -> None:
+        """Add a lane to the route of a queue for a producer that may not, and read it."""
+        self._assignment.want(queue, lane)
+        self._assignment_watcher.wake()
 
     def _send_alive(self, lag: float) -> None:
         """Called in the watchdog's thread."""
