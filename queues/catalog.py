@@ -20,6 +20,7 @@ from .defaults import nearest
 from .envelope import TaskMessage
 from .errors import CatalogError
 from .keys import Namespace, check_name, is_name
+from .lanes import NORMAL, Lane, read_lane
 from .member_registry import AHEAD_MS, MemberRegistry, report_problems
 from .presence import WorkerInfo
 from .schemas import UnusableSchema, check_schema, find_problems
@@ -64,6 +65,7 @@ class CatalogTask:
         task_version: Version of the task's code.
         unique: Its rule for unique tasks, see `UniqueTask.published`; None without one.
         limits: Its limits, see `TaskLimits.published`; None without any.
+        lane: Its lane of the queue: "high", "normal", "low" or "idle".
     """
 
     name: str
@@ -78,6 +80,7 @@ class CatalogTask:
     task_version: int = 1
     unique: Mapping[str, Any] | None = None
     limits: Mapping[str, Any] | None = None
+    lane: Lane = NORMAL
 
     @property
     def problem(self) -> str | None:
@@ -352,6 +355,7 @@ def _task(app: str, version: str, fields: Mapping[str, Any]) -> CatalogTask:
         task_version=_count(fields.get("task_version")) or 1,
         unique=fields.get("unique"),
         limits=fields.get("limits"),
+        lane=read_lane(fields.get("lane")),
     )
 
 

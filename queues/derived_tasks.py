@@ -95,7 +95,7 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
             raise HandOffRefused(f"could not continue the task as {task_id}: this id belongs to another task")
         return bool(answer >= 0)
 
-    return await PartitionRouter(gateway, namespace, successor.queue).place(spread(task_id), store)
+    return await PartitionRouter(gateway, namespace, successor.queue, plain.lane).place(spread(task_id), store)
 
 
 async def confirm_successor(gateway: Gateway, namespace: Namespace, source: str) -> None:
@@ -340,7 +340,7 @@ async def store_copy(
                 return bool(answer == 1)
         raise LargeValueLost(f"the past of task {task_id}", "parts of it expired before the task was stored")
 
-    return await PartitionRouter(gateway, namespace, queue).place(spread(task_id), store)
+    return await PartitionRouter(gateway, namespace, queue, plain.lane).place(spread(task_id), store)
 
 
 def _uploads(gateway: Gateway, partition: Partition, task_id: str) -> tuple[FieldUpload, LogUpload, FieldUpload]:

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition, gate_of
+from .lanes import NORMAL, Lane
 from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
 from .transport.gateway import Gateway
@@ -108,21 +109,23 @@ class BatchEnqueuer:
     async def one(self, message: TaskMessage) -> Partition:
         """Store one task; return its partition."""
 
+        router = self._router.of(message.lane)
+
         async def store(partition: Partition) -> bool:
             answer = (await self._store(partition, [message]))[0]
             if answer == 0:
                 self._known.append((partition, message))
             return answer >= 0
 
-        async def find(closed: Sequence[Partition]) -> Partition | None:
-            found = await self._find([(0, partition, message.id) for partition in closed])
+        async def find(others: Sequence[Partition]) -> Partition | None:
+            found = await self._find(router, [(0, partition, message.id) for partition in others])
             await self._confirm(_by_partition(found, [message]))
             self._known += [(partition, message) for partition in found.values()]
             return found.get(0)
 
         if message.ordered:
             find = partial(_first_that_takes, store)
-        return await self._router.place(message.number, store, find if message.own_id or message.ordered else None)
+        return await router.place(message.number, store, find if message.own_id or message.ordered else None)
 
     async def claimed(self, message: TaskMessage, claim: KeyClaim) -> Partition | None:
         """Store one task under a claim; return its partition, None if the claim has ended."""
@@ -136,19 +139,21 @@ class BatchEnqueuer:
                 self._known.append((partition, message))
             return answer >= 0 or ended
 
-        await self._router.refresh()
+        router = self._router.of(message.lane)
+        await router.refresh()
         beside = claim.beside
-        if beside is not None and self._router.takes(beside) and await store(beside):
+        if beside is not None and router.takes(beside) and await store(beside):
             return None if ended else beside
         find = partial(_first_that_takes, store) if message.ordered else None
-        found = await self._router.place(message.number, store, find)
+        found = await router.place(message.number, store, find)
         return None if ended else found
 
     async def numbered(self, message: TaskMessage) -> tuple[TaskMessage, int]:
         """Return a message with the number of its partition, and the index of the partition where it belongs now."""
-        await self._router.refresh()
-        number = self._router.next_number() if message.number is None else message.number
-        return message._replace(number=number), self._router.partition(number).index
+        router = self._router.of(message.lane)
+        await router.refresh()
+        number = router.next_number() if message.number is None else message.number
+        return message._replace(number=number), router.partition(number).index
 
     async def fresh(self, message: TaskMessage, check: Callable[[Partition], Awaitable[None]]) -> Partition:
         """Store one task in the place of an ended one with the same id; return its partition.
@@ -164,13 +169,16 @@ class BatchEnqueuer:
         async def store(partition: Partition) -> bool:
             return await self._reset(partition, message, token, check)
 
-        async def reset(closed: Sequence[Partition]) -> Partition | None:
-            for partition in closed:
-                if await self._reset(partition, message, token, check):
-                    return partition  # the server has lost that it was closed
+        async def reset(others: Sequence[Partition]) -> Partition | None:
+            for partition in others:
+                known = partition.lane == message.lane or await self._gateway.command(
+                    "EXISTS", partition.record(message.id)
+                )  # a task stays in its lane
+                if known and await self._reset(partition, message, token, check):
+                    return partition  # the server has lost that it was closed, or it is of another lane
             return None
 
-        return await self._router.place(message.number, store, reset)
+        return await self._router.of(message.lane).place(message.number, store, reset)
 
     async def _reset(
         self,
@@ -245,24 +253,26 @@ class BatchEnqueuer:
         return self.limits.script * min(self._router.width, _SCRIPTS)
 
     async def _batch(self, batch: Sequence[TaskMessage]) -> list[tuple[str, Partition]]:
-        """Store messages, those of each partition in order; return their ids and partitions."""
-        await self._router.refresh()
-        if (only := self._router.only) is not None:
+        """Store messages of one lane, those of each partition in order; return their ids and partitions."""
+        router = self._router.of(batch[0].lane)
+        await router.refresh()
+        if (only := router.only) is not None and not (router.shares_ids and any(message.own_id for message in batch)):
             answers = await self._store(only, batch)
             if min(answers) >= 0:
                 self._known += [(only, message) for message, answer in zip(batch, answers, strict=True) if answer == 0]
                 return [(message.id, only) for message in batch]
-        numbers = self._numbers(batch)
+        numbers = self._numbers(router, batch)
         found: dict[int, Partition] = {}
         left: Sequence[int] = range(len(batch))
         while left:
             known = await self._find(
+                router,
                 [
                     (position, partition, batch[position].id)
                     for position in left
                     if batch[position].own_id
-                    for partition in self._router.closed_partitions(numbers[position])
-                ]
+                    for partition in router.other_partitions(numbers[position])
+                ],
             )
             await self._confirm(_by_partition(known, batch))
             self._known += [(partition, batch[position]) for position, partition in known.items()]
@@ -271,7 +281,7 @@ class BatchEnqueuer:
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
                 if position not in found:
-                    groups[self._router.partition(numbers[position])].append(position)
+                    groups[router.partition(numbers[position])].append(position)
             stored = await asyncio.gather(
                 *(self._group(where, [batch[position] for position in group]) for where, group in groups.items())
             )
@@ -281,18 +291,18 @@ class BatchEnqueuer:
                     (refused if answer < 0 else found)[position] = where
                     if answer == 0:
                         self._known.append((where, batch[position]))
-            await self._router.on_closed(list(dict.fromkeys(refused.values())))
+            await router.on_closed(list(dict.fromkeys(refused.values())))
             left = sorted(refused)
         return [(message.id, found[position]) for position, message in enumerate(batch)]
 
     async def _kept_in_closed(
-        self, batch: Sequence[TaskMessage], left: Sequence[int], numbers: Sequence[int]
+        self, router: PartitionRouter, batch: Sequence[TaskMessage], left: Sequence[int], numbers: Sequence[int]
     ) -> dict[int, Partition]:
         """Store tasks of ordered keys in closed partitions that have tasks of these keys; return those, by position."""
         found: dict[int, Partition] = {}
         for position in left:
             message = batch[position]
-            for partition in self._router.closed_partitions(numbers[position]) if message.ordered else ():
+            for partition in router.closed_partitions(numbers[position]) if message.ordered else ():
                 (answer,) = await self._store(partition, [message])
                 if answer >= 0:
                     found[position] = partition
@@ -301,19 +311,19 @@ class BatchEnqueuer:
                     break
         return found
 
-    def _numbers(self, batch: Sequence[TaskMessage]) -> list[int]:
+    def _numbers(self, router: PartitionRouter, batch: Sequence[TaskMessage]) -> list[int]:
         """Return the number of each message; those without a key are distributed slice by slice."""
         keyless = sum(message.number is None for message in batch)
-        slices = min(self._router.width, max(1, keyless // self.limits.together))
+        slices = min(router.width, max(1, keyless // self.limits.together))
         length = max(1, -(-keyless // slices))
-        number, used = self._router.next_number(), 0
+        number, used = router.next_number(), 0
         numbers: list[int] = []
         for message in batch:
             if message.number is not None:
                 numbers.append(message.number)
                 continue
             if used == length:
-                number, used = self._router.next_number(), 0
+                number, used = router.next_number(), 0
             used += 1
             numbers.append(number)
         return numbers
@@ -408,22 +418,24 @@ class BatchEnqueuer:
                 raise error.of_tasks(stored) from None
         return answers
 
-    async def _find(self, places: Sequence[tuple[int, Partition, str]]) -> dict[int, Partition]:
-        """Return the closed partitions that tasks are in already, by position.
+    async def _find(
+        self, router: PartitionRouter, places: Sequence[tuple[int, Partition, str]]
+    ) -> dict[int, Partition]:
+        """Return the other partitions that tasks are in already, by position.
 
         Nothing new comes into a closed partition, so a read is enough. A partition whose mark the server has lost takes
-        tasks again.
+        tasks again. Two calls at the same time that give one id different priorities may both store a task.
 
         Args:
-            places: Position of a task in its batch, a closed partition, and the task's id.
+            places: Position of a task in its batch, a partition that is closed or of another lane, and the task's id.
         """
         if not places:
             return {}
-        closed = list(dict.fromkeys(where for _, where, _ in places))
+        others = list(dict.fromkeys(where for _, where, _ in places))
         reads: list[Command] = [("EXISTS", where.record(task_id)) for _, where, task_id in places]
-        found = await self._gateway.pipeline([*reads, *(("HEXISTS", where.closed, "last") for where in closed)])
+        found = await self._gateway.pipeline([*reads, *(("HEXISTS", where.closed, "last") for where in others)])
         known, marks = found[: len(reads)], found[len(reads) :]
-        self._router.reopen([where for where, mark in zip(closed, marks, strict=True) if not mark])
+        router.reopen([where for where, mark in zip(others, marks, strict=True) if not mark])
         return {position: where for (position, where, _), exists in zip(places, known, strict=True) if exists}
 
 
@@ -469,19 +481,21 @@ def _by_partition(known: Mapping[int, Partition], batch: Sequence[TaskMessage]) 
 class _Batch:
     """Messages that are collected until they fill a batch."""
 
-    __slots__ = ("messages", "size")
+    __slots__ = ("lane", "messages", "size")
 
     def __init__(self) -> None:
         self.messages: list[TaskMessage] = []
         self.size = 0
+        self.lane: Lane = NORMAL
 
     def add(self, message: TaskMessage, most: int) -> list[TaskMessage] | None:
-        """Add a message. If it does not fit into the batch, return the batch before it and start the next."""
+        """Add a message. If it does not fit into the batch, which has one lane, return that and start the next."""
         size = len(message.envelope) + len(message.arguments)
         if message.large is not None:
             size += message.large.reference.size
         self.size += size
-        if self.messages and (self.size > _SCRIPT_BYTES or len(self.messages) >= most):
+        lane, self.lane = self.lane, message.lane
+        if self.messages and (self.size > _SCRIPT_BYTES or len(self.messages) >= most or lane != self.lane):
             full, self.messages, self.size = self.messages, [message], size
             return full
         self.messages.append(message)

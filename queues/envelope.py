@@ -23,6 +23,7 @@ from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .json_form import encodable, named_numbers
 from .keys import DATA_FORMAT, NAME_PATTERN, gate_of
+from .lanes import NORMAL, Lane, lane_in
 from .partitions.route import spread
 from .runtime import RUNTIME
 from .security.encryption import TaskCipher, argument_chunks, arguments_field
@@ -156,7 +157,7 @@ class Envelope(BaseModel):
     that ends it enqueues a clean-up task; then a worker must cancel it. parent: id of the task that has spawned it.
     depth: number of parents above it. group: whether its arguments hold a group, see groups.py. version: of its code in
     the worker that spawned it, which its first run keeps. unique: digest of its unique key, see unique.py. limits: uses
-    of the limits whose tokens it must have to run, by name.
+    of the limits whose tokens it must have to run, by name. lane: of its queue, see lanes.py; None for the normal one.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -181,6 +182,7 @@ class Envelope(BaseModel):
     group: bool = False
     unique: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     limits: Annotated[tuple[LimitUse, ...], Field(max_length=MAX_LIMITS)] = ()
+    lane: Annotated[str, Field(min_length=1, max_length=16)] | None = None
 
     @property
     def session(self) -> str:
@@ -194,7 +196,7 @@ class Envelope(BaseModel):
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
         special = special or self.on_end or self.parent is not None or self.group or self.unique is not None
         return (
-            not (special or self.limits)
+            not (special or self.limits or self.lane is not None)
             and self.key is None
             and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
         )
@@ -223,19 +225,19 @@ class Envelope(BaseModel):
             fields["copy_of"] = self.copy_of
         if self.on_end:
             fields["on_end"] = True
-        if self.unique or self.limits or self.group or self.parent is not None:
+        if self.unique or self.limits or self.group or self.lane is not None or self.parent is not None:
             fields |= self._further()
         return orjson.dumps(fields)
 
     def _further(self) -> dict[str, Any]:
-        """Return the fields of a unique or limited task, of a child, and of the callback of a group."""
+        """Return the fields of a unique or limited task, of one with a lane, of a child, and of the callback of a group."""
         fields: dict[str, Any] = {
             "unique": self.unique,
             "parent": self.parent,
             "depth": self.depth,
             "version": self.version,
         }
-        fields |= {"group": self.group, "limits": [list(use) for use in self.limits]}
+        fields |= {"group": self.group, "limits": [list(use) for use in self.limits], "lane": self.lane}
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
@@ -375,6 +377,11 @@ class TaskMessage(NamedTuple):
     names: tuple[str, str] | None = None
     limits: tuple[LimitUse, ...] = ()
 
+    @property
+    def lane(self) -> Lane:
+        """The lane of the queue that the task goes to."""
+        return NORMAL if self.names is not None else lane_in(self.envelope)
+
     def check(self, payload_limit: int, large_limit: int) -> None:
         """Raise `PayloadTooLarge` if the task is too large, also with its arguments in chunks."""
         size = len(self.envelope) + len(self.arguments)
@@ -446,10 +453,13 @@ class EnvelopeTemplate:
         *,
         app: str | None = None,
         on_end: bool = False,
+        lane: Lane | None = None,
         **inherited: Any,
     ) -> None:
         """inherited: parent, depth and version of a spawned task."""
         given: dict[str, Any] = inherited if options is None else {**inherited, "options": options}
+        if lane is not None and lane != NORMAL:
+            given = {**given, "lane": lane}
         if isinstance(tags, str):
             raise ValueError(f"tags must be a list of texts, got {tags!r}")
         try:

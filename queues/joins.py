@@ -357,7 +357,7 @@ async def _launch(gateway: Gateway, place: JoinPlace, child: PlannedChild) -> Pa
     """Enqueue a child with its watcher; return its partition, that of a former launch if there was one."""
     namespace, plain = place.partition.namespace, child.message
     number = spread(plain.id) if plain.number is None else plain.number
-    router = _router(gateway, namespace, child.queue)
+    router = _router(gateway, namespace, child.queue).of(plain.lane)
     cipher = gateway.encryptor.of(Namespace(namespace).partition(child.queue), plain.id)
     message = plain.encrypted(cipher, store=gateway.value_store)
     watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, plain.id)
@@ -371,12 +371,12 @@ async def _launch(gateway: Gateway, place: JoinPlace, child: PlannedChild) -> Pa
         )
         return bool(answer >= 0)
 
-    async def find(closed: Sequence[Partition]) -> Partition | None:
-        marks: list[Command] = [("HEXISTS", where.closed, "last") for where in closed]
-        found = await gateway.pipeline([*(("EXISTS", where.record(plain.id)) for where in closed), *marks])
-        known, last = found[: len(closed)], found[len(closed) :]
-        router.reopen([where for where, mark in zip(closed, last, strict=True) if not mark])
-        return next((where for where, exists in zip(closed, known, strict=True) if exists), None)
+    async def find(others: Sequence[Partition]) -> Partition | None:
+        marks: list[Command] = [("HEXISTS", where.closed, "last") for where in others]
+        found = await gateway.pipeline([*(("EXISTS", where.record(plain.id)) for where in others), *marks])
+        known, last = found[: len(others)], found[len(others) :]
+        router.reopen([where for where, mark in zip(others, last, strict=True) if not mark])
+        return next((where for where, exists in zip(others, known, strict=True) if exists), None)
 
     return await router.place(number, store, find)
 

@@ -39,6 +39,7 @@ from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
 from .inspection.views import find_task
 from .keys import Namespace, Partition
+from .lanes import Lane, Priority, check_lane
 from .partitions.router import PartitionRouter
 from .pubsub import TaskNotifications
 from .runtime import RUNTIME
@@ -152,6 +153,8 @@ class Producer:
         tags: Collection[str] = (),
         unique: Unique | Literal[False] | None = None,
         costs: Mapping[str, int] | None = None,
+        priority: Priority | None = None,
+        idle: bool | None = None,
     ) -> TaskHandle[Any]:
         """Enqueue one task by name. Once this returns, the task is never lost.
 
@@ -171,6 +174,8 @@ class Producer:
                 named. False for none.
             costs: What the task costs, by the names of its limits. Without a queue; the limits of a task whose queue
                 is named are read by its worker.
+            priority: "high", "normal" or "low"; idle: whether the task runs on spare slots only. Default: those of the
+                catalog, if no queue is named.
 
         Raises:
             CatalogError: No queue is named, and the catalog lists no such task, several, other arguments, or a rule
@@ -183,17 +188,22 @@ class Producer:
             ValueError: An option is wrong.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
-        if headers or tags or (timeout, max_attempts, result_ttl) != (None, None, None):
-            form = EnvelopeTemplate(task, headers, make_options(timeout, max_attempts, result_ttl), tags, app=app)
-        else:
-            form = _plain(task, app)
-        message, rule = form.message(*encode_arguments(args or {}), key=key, task_id=task_id), unique_task(task, unique)
+        lane, listed = check_lane(priority, idle), None
         if queue is None:
             listed = await self._listed(task, app)
+            lane = lane or listed.lane
+        if headers or tags or (timeout, max_attempts, result_ttl) != (None, None, None):
+            options = make_options(timeout, max_attempts, result_ttl)
+            form = EnvelopeTemplate(task, headers, options, tags, app=app, lane=lane)
+        else:
+            form = _plain(task, app, lane)
+        message, rule = form.message(*encode_arguments(args or {}), key=key, task_id=task_id), unique_task(task, unique)
+        if listed is not None:
             listed.check(message.arguments)
             queue, rule, message = listed.queue, listed.unique_task(unique), listed.limited(message, costs)
         elif costs:
             raise ValueError("costs must be without queue, since the catalog says which limits the task has")
+        assert queue is not None  # noqa: S101 - it was given, or is that of the catalog
         return await self.send_one(message, queue=queue, delay=delay, durability=durability, unique=rule)
 
     async def enqueue_many(
@@ -207,16 +217,18 @@ class Producer:
         key: Key = None,
         durability: Replicated | None = None,
         unique: Unique | Literal[False] | None = None,
+        priority: Priority | None = None,
+        idle: bool | None = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments. All are checked before the first one is sent.
 
-        queue, app, unique: see `enqueue`.
+        queue, app, unique, priority, idle: see `enqueue`.
         """
-        listed, rule = None, unique_task(task, unique)
+        listed, rule, lane = None, unique_task(task, unique), check_lane(priority, idle)
         if queue is None:
             listed = await self._listed(task, app)
-            queue, rule = listed.queue, listed.unique_task(unique)
-        messages = _messages(_plain(task, app), many, key, listed)
+            queue, rule, lane = listed.queue, listed.unique_task(unique), lane or listed.lane
+        messages = _messages(_plain(task, app, lane), many, key, listed)
         return await self.send(messages, queue=queue, delay=delay, durability=durability, unique=rule)
 
     async def enqueue_group(
@@ -249,9 +261,10 @@ class Producer:
         if queue is None:
             listed = await self._listed(task, app)
             queue, limits = listed.queue, listed.task_limits()
+        then_lane = None
         if then_queue is None:
             callback = await self._listed(then, app)
-            then_queue = callback.queue
+            then_queue, then_lane = callback.queue, callback.lane
         items: list[GroupItem] = []
         for args in many:
             data, secrets = encode_arguments(args)
@@ -261,9 +274,9 @@ class Producer:
                 listed.check(data)
             items.append(GroupItem(data, key_of(key, args), () if limits is None else limits.uses_of(args)))
         check_group(items, limit, errors)
-        form = EnvelopeTemplate(task, app=app)
+        form = EnvelopeTemplate(task, app=app, lane=None if listed is None else listed.lane)
         data = encode_group(form, queue, items, limit=limit, errors=errors, arguments=arguments or {})
-        message = EnvelopeTemplate(then, app=app, group=True).message(data, task_id=task_id)
+        message = EnvelopeTemplate(then, app=app, lane=then_lane, group=True).message(data, task_id=task_id)
         if callback is not None and (own := callback.task_limits()) is not None:
             message = own.limited(message, arguments=arguments or {})
         return await self.send_one(message, queue=then_queue)
@@ -279,16 +292,19 @@ class Producer:
         key: Key = None,
         durability: Replicated | None = None,
         unique: Unique | Literal[False] | None = None,
+        priority: Priority | None = None,
+        idle: bool | None = None,
     ) -> AsyncIterator[TaskHandle[Any]]:
         """Enqueue one task per set of arguments, in constant memory; yield a handle per stored task.
 
-        If a set of arguments is refused, tasks before it may be stored. queue, app, unique: see `enqueue`.
+        If a set of arguments is refused, tasks before it may be stored. queue, app, unique, priority, idle: see
+        `enqueue`.
         """
-        listed, rule = None, unique_task(task, unique)
+        listed, rule, lane = None, unique_task(task, unique), check_lane(priority, idle)
         if queue is None:
             listed = await self._listed(task, app)
-            queue, rule = listed.queue, listed.unique_task(unique)
-        messages = _messages(_plain(task, app), many, key, listed)
+            queue, rule, lane = listed.queue, listed.unique_task(unique), lane or listed.lane
+        messages = _messages(_plain(task, app, lane), many, key, listed)
         handles: AsyncGenerator[TaskHandle[Any]] = self.send_stream(
             messages, queue=queue, delay=delay, durability=durability, unique=rule
         )
@@ -529,8 +545,8 @@ def key_of(key: Key, args: Mapping[str, Any]) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _plain(task: str, app: str | None = None) -> EnvelopeTemplate:
-    return EnvelopeTemplate(task, app=app)
+def _plain(task: str, app: str | None = None, lane: Lane | None = None) -> EnvelopeTemplate:
+    return EnvelopeTemplate(task, app=app, lane=lane)
 
 
 def _messages(

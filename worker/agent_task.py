@@ -96,7 +96,7 @@ class AgentTask(Generic[S]):
                 chain,
                 call,
                 lambda: task.as_call().limited(
-                    EnvelopeTemplate(task.name, call.headers, app=task.app.name).message(
+                    EnvelopeTemplate(task.name, call.headers, app=task.app.name, lane=task.lane).message(
                         arguments, secrets, task_id=task_id
                     )
                 ),

@@ -12,6 +12,7 @@ from ..deadletter.policy import Retry
 from ..queues.durations import Duration
 from ..queues.errors import ConfigurationError
 from ..queues.keys import check_name
+from ..queues.lanes import Priority
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
 from ..queues.unique import Unique
@@ -242,6 +243,8 @@ class App:
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
         limits: Sequence[Limit | LimitCost] = (),
+        priority: Priority | None = None,
+        idle: bool = False,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -261,6 +264,8 @@ class App:
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
         limits: Sequence[Limit | LimitCost] = (),
+        priority: Priority | None = None,
+        idle: bool = False,
         **unknown: Never,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
@@ -291,6 +296,10 @@ class App:
                 a group.
             limits: what the task must get before it starts, at most four limits of `app.limit`, with what it costs
                 there where they have costs: `[openai.costs(1200), session]`.
+            priority: "high", "normal" or "low". Of the tasks that wait, workers start those of a higher priority first;
+                of 8 starts in a row at least one goes to a lower priority that waits.
+            idle: start the task on spare slots only: if no other task waits, and at least half of the worker's slots
+                are free.
         """
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
@@ -319,6 +328,8 @@ class App:
                 on_end=on_end,
                 unique=unique,
                 limits=limits,
+                priority=priority,
+                idle=idle,
             )
 
         return register if handler is None else register(handler)
@@ -340,6 +351,8 @@ class App:
         on_resume: OnResume = None,
         version: int = 1,
         limits: Sequence[Limit | LimitCost] = (),
+        priority: Priority | None = None,
+        idle: bool = False,
     ) -> AgentTask[S]: ...
     @overload
     def agent(
@@ -356,6 +369,8 @@ class App:
         on_resume: OnResume = None,
         version: int = 1,
         limits: Sequence[Limit | LimitCost] = (),
+        priority: Priority | None = None,
+        idle: bool = False,
     ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
@@ -372,6 +387,8 @@ class App:
         on_resume: OnResume = None,
         version: int = 1,
         limits: Sequence[Limit | LimitCost] = (),
+        priority: Priority | None = None,
+        idle: bool = False,
         **unknown: Never,
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
@@ -381,7 +398,7 @@ class App:
         Args:
             kind: the class, where the decorator is used without arguments.
             name: else the class's, in lower case.
-            queue, retry, timeout, idle_timeout: as for `task`.
+            queue, retry, timeout, idle_timeout, priority, idle: as for `task`.
             durability: as for `task`; the steps of the plan themselves are never recorded in the background.
             result_ttl: seconds for which the outcome is kept, and with it the knowledge that the goal is reached.
             on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
@@ -423,6 +440,8 @@ class App:
                 on_orphan=None,
                 version=version,
                 limits=limits,
+                priority=priority,
+                idle=idle,
                 call_options=(),
             )
             found = self.agents[called] = AgentTask(agent, form, task)

@@ -36,6 +36,8 @@ CALL_OPTIONS: Final = (
     "tags",
     "unique",
     "costs",
+    "priority",
+    "idle",
 )
 """Options of one call of a task, see `Task.options`."""
 

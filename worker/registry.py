@@ -14,6 +14,7 @@ from ..queues.catalog import AppEntry, CatalogTask
 from ..queues.defaults import MAX_SECONDS
 from ..queues.durations import Duration, to_seconds
 from ..queues.envelope import Envelope, EnvelopeTemplate
+from ..queues.lanes import NORMAL, Lane, Priority, check_lane
 from ..queues.unique import Unique, UniqueTask, check_unique
 from .arguments import CALL_OPTIONS, Arguments, type_hints
 from .durable.json_types import type_problem
@@ -75,6 +76,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
         on_end: object = None,
         unique: Unique | None = None,
         limits: object = (),
+        priority: Priority | None = None,
+        idle: bool = False,
         call_options: Collection[str] = CALL_OPTIONS,
     ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task.
@@ -92,6 +95,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
             raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
         if type(version) is not int or version < 1:
             raise TaskDefinitionError(f"task {name!r}: version must be a whole number from 1, got {version!r}")
+        try:
+            lane = check_lane(priority, idle or None) or NORMAL
+        except ValueError as error:
+            raise TaskDefinitionError(f"task {name!r}: {error}") from None
         given = {"timeout": timeout, "idle_timeout": idle_timeout, "result_ttl": result_ttl}
         try:
             times = {what: None if one is None else to_seconds(one, what) for what, one in given.items()}
@@ -129,9 +136,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
             app=self._app,
             unique=None if unique is None else _bind_unique(name, arguments, unique),
             limits=_bind_limits(name, arguments, limits),
+            lane=lane,
             arguments=arguments,
             result=result,
-            template=EnvelopeTemplate(name, app=self._app.name, on_end=on_end is not None),
+            template=EnvelopeTemplate(name, app=self._app.name, on_end=on_end is not None, lane=lane),
         )
         self._tasks[name] = task
         return task
@@ -150,6 +158,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 task_version=task.version,
                 unique=None if task.unique is None else task.unique.published(),
                 limits=None if task.limits is None else task.limits.published(),
+                lane=task.lane,
             )
             for task in self._tasks.values()
         ]
@@ -159,6 +168,15 @@ class Registry(Mapping[str, Task[Any, Any]]):
     def versions(self) -> dict[str, int]:
         """Versions of the tasks by name, without those of version 1."""
         return {name: task.version for name, task in self._tasks.items() if task.version > 1}
+
+    @property
+    def lanes(self) -> dict[str, set[Lane]]:
+        """Lanes of the tasks by queue, without the normal one."""
+        found: dict[str, set[Lane]] = {}
+        for task in self._tasks.values():
+            if task.lane != NORMAL:
+                found.setdefault(task.queue, set()).add(task.lane)
+        return found
 
     @property
     def queues(self) -> list[str]:

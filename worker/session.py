@@ -129,6 +129,7 @@ class Session(Generic[S]):
                 self.id,
                 text,
                 queue=self._agent.queue,
+                lane=task.lane,
                 app=task.app.name,
                 aliases=task.app.aliases,
                 sender=sender,

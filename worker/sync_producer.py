@@ -27,6 +27,7 @@ from ..deadletter.error_text import error_text
 from ..queues.durations import Moment
 from ..queues.errors import EventLoopError, NotOpen, Unavailable
 from ..queues.handle import TaskHandle
+from ..queues.lanes import Priority
 from ..queues.producer import Key, Producer
 from ..queues.transport.replication import Replicated
 from ..queues.transport.threadsafe_calls import BackgroundLoop, ThreadsafeCaller, blocking
@@ -111,10 +112,13 @@ class SyncProducer:
         key: Key = None,
         durability: Replicated | None = None,
         unique: Unique | Literal[False] | None = None,
+        priority: Priority | None = None,
+        idle: bool | None = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments. See `Producer.enqueue_many`."""
         listed = list(many)  # in this thread, whose connections its iterator may use
         options: dict[str, Any] = {"delay": delay, "key": key, "durability": durability, "unique": unique}
+        options |= {"priority": priority, "idle": idle}
         return self._enqueue_listed(task, listed, queue=queue, **options)
 
     def _check_thread(self, instead: str) -> None:

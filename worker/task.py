@@ -45,6 +45,7 @@ from ..queues.envelope import EnvelopeTemplate, Options, TaskMessage, make_optio
 from ..queues.groups import GroupErrors, GroupItem, check_group, encode_group
 from ..queues.handle import TaskHandle
 from ..queues.keys import Partition
+from ..queues.lanes import IDLE, Lane, Priority, check_lane
 from ..queues.producer import Key, Producer, batched, key_of, map_items
 from ..queues.security.secret_arguments import SecretPaths
 from ..queues.transport.replication import Replicated
@@ -181,7 +182,7 @@ class Task(Generic[P, R]):
     timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_orphan: None for
     an agent, whose plan decides which steps it asks for. watches_tools: whether coherence checks begin with the first
     tool call of a run. on_end: the task that cleans up after it. unique: its rule for unique tasks.
-    limits: None without any.
+    limits: None without any. lane: of its queue, by its priority.
     """
 
     name: str
@@ -199,6 +200,7 @@ class Task(Generic[P, R]):
     on_end: Task[Any, Any] | None
     unique: UniqueTask | None
     limits: TaskLimits | None
+    lane: Lane
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -318,6 +320,8 @@ class Task(Generic[P, R]):
         tags: Collection[str] = (),
         unique: Unique | Literal[False] | None = None,
         costs: Mapping[str, int] | None = None,
+        priority: Priority | None = None,
+        idle: bool | None = None,
         **unknown: Never,
     ) -> TaskCall[P, R]:
         """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
@@ -339,17 +343,24 @@ class Task(Generic[P, R]):
             tags: words by which `perdure task list --tag` finds the task.
             unique: a rule for unique tasks in place of the task's; False for none.
             costs: costs of the call by the names of the task's limits, such as `{"openai": 1200}`.
+            priority, idle: in place of the task's, see `App.task`.
         """
         if unknown:
             problem = unknown_option("option of a call", unknown, CALL_OPTIONS, CALL_WORDS)
             raise InvalidArguments(self.name, problem)
         wish = make_options(timeout, max_attempts, result_ttl)
-        special = headers or tags or wish != _NO_WISH
+        try:
+            lane = check_lane(priority, idle)
+        except ValueError as error:
+            raise InvalidArguments(self.name, str(error)) from None
+        special = headers or tags or wish != _NO_WISH or lane is not None
         form = self.template
         if special:
             cleanup = self.on_end is not None
-            form = EnvelopeTemplate(self.name, headers, wish, tags, app=self.app.name, on_end=cleanup)
-        call = TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
+            form = EnvelopeTemplate(
+                self.name, headers, wish, tags, app=self.app.name, on_end=cleanup, lane=lane or self.lane
+            )
+        call = TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags, lane=lane)
         if costs:
             call = replace(call, costs=self._checked_costs(costs))
         return call if unique is None else call.with_unique(unique)
@@ -395,6 +406,8 @@ class TaskCall(Generic[P, R]):
     """The rule of the call, False for none; None for that of the task."""
     costs: Mapping[str, int] | None = None
     """Costs of the call by the names of limits."""
+    lane: Lane | None = None
+    """The lane of the call; None for that of the task."""
 
     def with_unique(self, unique: Unique | Literal[False]) -> TaskCall[P, R]:
         """Return the call with a rule for unique tasks, False for none. Raises `InvalidArguments`."""
@@ -454,8 +467,10 @@ class TaskCall(Generic[P, R]):
 
     def _form(self, headers: Mapping[str, str] | None, inherited: Mapping[str, Any]) -> EnvelopeTemplate:
         cleanup = self.task.on_end is not None
-        app = self.task.app.name
-        return EnvelopeTemplate(self.task.name, headers, self.limits, self.tags, app=app, on_end=cleanup, **inherited)
+        app, lane = self.task.app.name, self.lane or self.task.lane
+        return EnvelopeTemplate(
+            self.task.name, headers, self.limits, self.tags, app=app, on_end=cleanup, lane=lane, **inherited
+        )
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
@@ -724,6 +739,8 @@ class TaskCall(Generic[P, R]):
             "max_attempts": limits.max_attempts,
             "result_ttl": limits.result_ttl,
         }
+        if self.lane is not None:
+            options |= {"idle": True} if self.lane == IDLE else {"priority": self.lane}
         call = EnqueueCall(
             task=task.name,
             arguments=task.arguments.by_name(args, kwargs),

@@ -15,6 +15,7 @@ from ..envelope import plain_data
 from ..errors import DecryptionError, Refused, SessionNotFound, UnreadableRecord
 from ..junk import count_of, split
 from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
+from ..lanes import NORMAL, Lane, read_lane
 from ..records import number_of
 from ..security.encryption import MESSAGE, TaskCipher
 from ..transport.gateway import Gateway
@@ -371,12 +372,13 @@ async def read_turn(gateway: Gateway, address: SessionAddress, turn: int) -> tup
 
 
 class StoredMessage(NamedTuple):
-    """A message as it is stored. headers: of the task of its turn."""
+    """A message as it is stored. headers, lane: of the task of its turn."""
 
     at: int
     sender: str
     content: str
     headers: dict[str, str]
+    lane: Lane = NORMAL
 
 
 def decode_message(cipher: TaskCipher, stored: bytes | None) -> StoredMessage:
@@ -388,13 +390,13 @@ def decode_message(cipher: TaskCipher, stored: bytes | None) -> StoredMessage:
         fields = plain_data(cipher.decrypt(MESSAGE, data))
     except ValueError as error:
         raise ValueError(f"could not decode the message: {error}") from None
-    if not isinstance(fields, dict) or fields.keys() - {"sender", "content", "headers"} or not count_of(at):
+    if not isinstance(fields, dict) or fields.keys() - {"sender", "content", "headers", "lane"} or not count_of(at):
         raise ValueError("could not decode the message: it has other fields than those of a message, or no time")
     headers = fields.get("headers", {})
     texts = [fields.get("sender"), fields.get("content"), *(headers.values() if isinstance(headers, dict) else [None])]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("could not decode the message: its sender, content and headers must be texts")
-    return StoredMessage(count_of(at), fields["sender"], fields["content"], headers)
+    return StoredMessage(count_of(at), fields["sender"], fields["content"], headers, read_lane(fields.get("lane")))
 
 
 NOTE_SENDER: Final = "~commitments"
@@ -403,7 +405,7 @@ NOTE_SENDER: Final = "~commitments"
 
 def _sent_message(cipher: TaskCipher, turn: int, stored: bytes, status: str) -> SessionMessage:
     try:
-        at, sender, content, _ = decode_message(cipher, stored)
+        at, sender, content, *_ = decode_message(cipher, stored)
     except (DecryptionError, ValueError) as error:
         return SessionMessage(turn, "user", f"({error})", 0, "", status)
     if sender == NOTE_SENDER:

@@ -43,6 +43,7 @@ from ..inspection.views import find_task
 from ..json_form import as_json, encodable
 from ..junk import count_of, report_once, set_aside, split
 from ..keys import Namespace, Partition, check_name
+from ..lanes import NORMAL, Lane
 from ..partitions.router import PartitionRouter
 from ..records import Record, State, read_record
 from ..security.encryption import MESSAGE, RESULT, TaskCipher, arguments_field, inputs_field, is_encrypted
@@ -100,6 +101,7 @@ async def send_to_session(
     text: str,
     *,
     queue: str,
+    lane: Lane = NORMAL,
     app: str | None = None,
     aliases: Collection[str] = (),
     sender: str = "",
@@ -112,7 +114,7 @@ async def send_to_session(
     """Add a message to a session, and store the task of its turn if no other turn runs; return the turn.
 
     Args:
-        queue: Queue of the agent.
+        queue, lane: Queue of the agent, and its lane.
         app: App whose workers run the turns; None for the app of the messages before, or for any.
         aliases: Former names of the app.
         message_id: A message that is sent again under the same id is stored once.
@@ -135,7 +137,8 @@ async def send_to_session(
         raise ValueError(f"sender must not start with '~', got {sender!r}")
     address, cipher = (found := SessionAddress.of(namespace, agent, session_id)), found.cipher(gateway)
     text = encodable(text)
-    data = as_json({"sender": sender, "content": text, **({"headers": dict(headers)} if headers else {})})
+    fields: dict[str, object] = {"sender": sender, "content": text, **({"headers": dict(headers)} if headers else {})}
+    data = as_json(fields if lane == NORMAL else {**fields, "lane": lane})
     given, secrets = inputs or (b"", ())
     check_size("the message and the inputs", len(data) + len(given), limit)
     digest = hashlib.blake2b((message_id or new_task_id()).encode(), digest_size=12).hexdigest()
@@ -238,7 +241,7 @@ def _task_of(
     arguments = orjson.dumps({**known, "goal": message.content})
     headers = {**message.headers, "session": session_id}
     owner = None if app is None else app.decode()
-    template = EnvelopeTemplate(agent, headers, Options(result_ttl=_TURN_TTL), app=owner)
+    template = EnvelopeTemplate(agent, headers, Options(result_ttl=_TURN_TTL), app=owner, lane=message.lane)
     task = template.message(arguments, marks, task_id=str(turn), reserved=True)
     return check_name("queue", queue), agent, session_id, task, marks
 
@@ -330,7 +333,7 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
     stored, state, claimed, workspace, corrections = rest
     cipher = address.cipher(gateway)
     try:
-        _, sender, text, _ = decode_message(cipher, stored or None)
+        _, sender, text, *_ = decode_message(cipher, stored or None)
     except KeyMissing:
         raise
     except (DecryptionError, ValueError) as error:
@@ -361,6 +364,7 @@ class SessionTurnEnd:
         state: State to store; None to keep the one before.
         workspace: Link of the files to store; None to keep the one before.
         wake: Time (ms) at which a commitment falls due, and the note about it that a turn then gets.
+        lane: Lane of that turn.
     """
 
     outcome: Literal["answered", "cancelled", "failed", "refused"]
@@ -368,6 +372,7 @@ class SessionTurnEnd:
     state: bytes | None = None
     wake: tuple[int, str] | None = None
     workspace: bytes | None = None
+    lane: Lane = NORMAL
 
 
 async def end_turn(
@@ -408,7 +413,8 @@ async def _end(
     wake_at, note = "", b""
     if end.wake is not None:
         wake_at = str(end.wake[0])
-        note = cipher.encrypt(MESSAGE, as_json({"sender": NOTE_SENDER, "content": end.wake[1]}))
+        fields = {"sender": NOTE_SENDER, "content": end.wake[1]}
+        note = cipher.encrypt(MESSAGE, as_json(fields if end.lane == NORMAL else {**fields, "lane": end.lane}))
     args: list[Argument] = [
         address.digest,
         turn.born,

@@ -14,6 +14,7 @@ from ...queues.errors import TurnEarly, TurnRefused
 from ...queues.inbox import send_correction
 from ...queues.inspection.views import checkpoint_fields, find_task
 from ...queues.keys import Namespace
+from ...queues.lanes import NORMAL
 from ...queues.records import Record
 from ...queues.sessions.record import SessionAddress, TurnId, parse_turn_id
 from ...queues.sessions.turns import SessionTurnEnd, begin_turn, end_turn
@@ -144,7 +145,7 @@ class SessionTurn(Generic[S]):
             data = _left(state, answer, self._turn, self._state_type.agent)
             # A run that only repeats the end does not begin the turn; the task is stored when the turn is claimed.
             wake = _wake(state, self._claimed or self._stored) if self._agent.wake_when_due else None
-        end = SessionTurnEnd("answered", answer, data, wake, workspace_link(run))
+        end = SessionTurnEnd("answered", answer, data, wake, workspace_link(run), run.delivery.partition.lane)
         keep = run.settings.session_turns
         store = partial(end_turn, run.gateway, self._address, self._turn, end, keep_turns=keep)
         if not await self._claimed_turn(store):
@@ -203,7 +204,8 @@ async def lost_end(
             if agent in waking and record.enqueued_at is not None:
                 wake = _wake(past.state, record.enqueued_at)
             workspace = (await checkpoint_fields(gateway, partition, record.id, WORKSPACE)).get(WORKSPACE)
-    return SessionTurnEnd("answered", answer, state, wake, workspace)
+    lane = NORMAL if partition is None else partition.lane
+    return SessionTurnEnd("answered", answer, state, wake, workspace, lane)
 
 
 def _wake(state: dict[str, Any], began: int) -> tuple[int, str] | None:

@@ -3,7 +3,7 @@
 Each line of a file is a JSON object:
 
     {"task": "audit", "args": {"root": "src"}, "queue": "audit", "app": "audit", "delay": 60, "id": "audit-src",
-     "key": "src", "headers": {}, "tags": []}
+     "key": "src", "headers": {}, "tags": [], "priority": "high", "idle": false}
 
 `args` is required; the command line has the defaults for the other fields. The file is read twice, line by line, to
 check all lines before the first task is sent, without holding the file in memory.
@@ -31,6 +31,7 @@ from ...queues.errors import TaskNotFound
 from ...queues.handle import TaskHandle
 from ...queues.junk import report_once
 from ...queues.keys import check_name
+from ...queues.lanes import Lane, Priority, check_lane
 from ...queues.partitions.route import spread
 from ...queues.producer import Producer
 from ...queues.security.secret_arguments import SecretPaths, names_beside, path_exists
@@ -74,6 +75,7 @@ class Defaults:
     secrets: SecretPaths = ()
     tags: Sequence[str] = ()
     app: str | None = None
+    lane: Lane | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class _Line(BaseModel):
     key: str | None = None
     headers: dict[str, str] = {}
     tags: list[str] | None = None
+    priority: Priority | None = None
+    idle: bool | None = None
 
 
 def check(file: IO[bytes], defaults: Defaults) -> int:
@@ -154,13 +158,15 @@ def make_message(
     headers: dict[str, str] | None = None,
     tags: Sequence[str] | None = None,
     app: str | None = None,
+    lane: Lane | None = None,
 ) -> TaskMessage:
     """Return a task ready to be sent.
 
     Raises:
         ValueError: The task is invalid; see `problem` for the text.
     """
-    form = EnvelopeTemplate(task, headers, defaults.options, defaults.tags if tags is None else tags, app=app)
+    given = defaults.tags if tags is None else tags
+    form = EnvelopeTemplate(task, headers, defaults.options, given, app=app, lane=lane)
     message = form.message(to_json(args), defaults.secrets, key=key, task_id=task_id)
     message.check(defaults.payload_limit, defaults.large_limit)
     return message
@@ -200,6 +206,14 @@ def resolve_queue(task: str, queue: str | None, app: str | None, arguments: byte
     return Listed(queue)
 
 
+def lane_of_task(task: str, queue: str | None, app: str | None, lane: Lane | None, catalog: Catalog) -> Lane | None:
+    """Return the lane of a task, the one that is given, else the catalog's; None if that lists no or several lanes."""
+    if lane is not None:
+        return lane
+    found = {listed.lane for listed in catalog.named(task, app) if queue in (None, listed.queue)}
+    return found.pop() if len(found) == 1 else None
+
+
 def _item(text: bytes, defaults: Defaults) -> Item:
     given = _Line.model_validate(read_object(text))
     task = defaults.task if given.task is None else given.task
@@ -207,9 +221,10 @@ def _item(text: bytes, defaults: Defaults) -> Item:
         raise ValueError("task is missing, and the command line has no default for it")
     key = defaults.key if given.key is None else given.key
     app = given.app or defaults.app
-    message = make_message(
-        task, given.args, defaults, task_id=given.id, key=key, headers=given.headers, tags=given.tags, app=app
-    )
+    lane = check_lane(given.priority, given.idle) or defaults.lane
+    lane = lane_of_task(task, given.queue or defaults.queue, app, lane, defaults.catalog)
+    fields: dict[str, Any] = {"headers": given.headers, "tags": given.tags, "app": app, "lane": lane}
+    message = make_message(task, given.args, defaults, task_id=given.id, key=key, **fields)
     listed = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
     delay = defaults.delay if given.delay is None else Delay(given.delay)
     message = listed.checked(message, delay.seconds or float(delay.until or 0))
@@ -220,6 +235,14 @@ class Durability(StrEnum):
     """Values of `--durability`."""
 
     REPLICATED = "replicated"
+
+
+class PriorityOption(StrEnum):
+    """Values of `--priority`."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
 
 
 @connected
@@ -282,6 +305,14 @@ async def enqueue(
         Durability | None,
         typer.Option(help="Wait until Redis replicas have the task too: PERDURE_REPLICAS of them, or one."),
     ] = None,
+    priority: Annotated[
+        PriorityOption | None,
+        typer.Option(help="Priority among the waiting tasks of the queue; by default the catalog's."),
+    ] = None,
+    idle: Annotated[
+        bool | None,
+        typer.Option("--idle/--not-idle", help="Run the task on spare slots only; by default the catalog's."),
+    ] = None,
 ) -> AsyncIterator[Output]:
     """Enqueue a task, and print its id.
 
@@ -290,8 +321,9 @@ async def enqueue(
     Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
 
     With --file, each line is one task: {"args": {...}, "task"?, "queue"?,
-    "app"?, "delay"?, "id"?, "key"?, "headers"?, "tags"?}. The command line has
-    the defaults for missing fields. All lines are checked before the first is sent.
+    "app"?, "delay"?, "id"?, "key"?, "headers"?, "tags"?, "priority"?, "idle"?}.
+    The command line has the defaults for missing fields. All lines are checked
+    before the first is sent.
 
     Workers publish the queue and the arguments of their tasks (perdure task
     catalog), so arguments are checked, and --queue is needed only before the
@@ -310,7 +342,9 @@ async def enqueue(
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
     limits = producer.payload_limit, producer.large_limit
     catalog, starts = await producer.catalog(), delay or Delay()
-    defaults = Defaults(task, queue, starts, key, options, *limits, catalog, secrets, tag or (), app)
+    with misuse_of("--priority or --idle"):
+        lane = check_lane(None if priority is None else priority.value, idle)
+    defaults = Defaults(task, queue, starts, key, options, *limits, catalog, secrets, tag or (), app, lane)
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         sending = _send_one(producer, defaults, args, task_id, replicated)
@@ -337,8 +371,11 @@ async def _send_one(
     for path in _missing(defaults.secrets, arguments):
         names = ", ".join(names_beside(arguments, path)) or "none"
         raise Misuse(f"--secret: no argument is called {'.'.join(path)!r}; there are {names}")
+    lane = lane_of_task(defaults.task, defaults.queue, defaults.app, defaults.lane, defaults.catalog)
     try:
-        message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key, app=defaults.app)
+        message = make_message(
+            defaults.task, arguments, defaults, task_id=task_id, key=defaults.key, app=defaults.app, lane=lane
+        )
     except ValueError as error:
         raise Misuse(problem(error)) from None
     listed = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,12 +91,25 @@ def status_(*, data_dir: DataDir = None) -> Output:
     )
 
 
+class LaneOption(StrEnum):
+    """Values of `--lane`."""
+
+    HIGH = "high"
+    LOW = "low"
+    IDLE = "idle"
+
+
 @app.command("prepare")
 @connected
 async def prepare(
     producer: Producer,
     queues: Annotated[
         list[str] | None, typer.Argument(metavar="[QUEUE]...", parser=read_queue, help="Queues to register.")
+    ] = None,
+    *,
+    lane: Annotated[
+        list[LaneOption] | None,
+        typer.Option(help="Lane of these queues to register, where producers use options of priority. Repeatable."),
     ] = None,
 ) -> Output:
     """Load the scripts of this version into the server, and register queues.
@@ -109,7 +123,7 @@ async def prepare(
     names = queues or []
     loaded = await producer.gateway.load_scripts()
     for name in names:
-        await sync_route(producer.gateway, producer.namespace, name)
+        await sync_route(producer.gateway, producer.namespace, name, lanes=[one.value for one in lane or ()])
     registered = f", registered {', '.join(names)}" if names else ""
     return Output(
         {"server": producer.address.shown, "scripts": loaded, "queues": names},
