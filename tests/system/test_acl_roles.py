@@ -30,6 +30,7 @@ from perdure import (
 from perdure.context import Commitment
 from perdure.queues import Gateway, Namespace, Refused
 from perdure.queues.catalog import read_catalog
+from perdure.queues.partitions.resharding import load_route
 from perdure.queues.sessions.record import list_sessions
 from perdure.queues.transport.gateway import GatewayTimings
 from perdure.worker.agents.session_sweeper import SessionSweeper
@@ -202,6 +203,31 @@ async def test_a_producer_waits_until_a_worker_has_moved_a_value_of_another_type
         assert await bounded((await works.enqueue(2)).result()) == 3
         assert await bounded((await works.options(delay=0.05).enqueue(3)).result()) == 4
         assert node.command("TYPE", key) != b"list"
+
+
+async def test_a_producer_asks_a_worker_for_a_lane_that_it_may_not_add(node: Node, users: dict[str, Settings]) -> None:
+    """Its tasks are normal ones until the worker has added the lane, which the nudge brings about at once."""
+    async with build(users["producer"]) as app:
+        works = app.tasks["works"]
+        first = await works.options(priority="high", task_id="first").enqueue(1)
+        assert first.partition.lane == "normal"
+        async with running_worker(build(users["worker"])):
+            assert await bounded(first.result()) == 2
+
+            async def is_added() -> bool:
+                found = await load_route(app.producer.gateway, app.producer.namespace, "roles")
+                return found is not None and "high" in found.lanes
+
+            await wait_until(is_added, "the worker adds the lane")
+
+            async def is_used() -> bool:
+                handle = await works.options(priority="high").enqueue(2)
+                assert await bounded(handle.result()) == 3
+                return handle.partition.lane == "high"
+
+            await wait_until(is_used, "the producer reads the route again")
+            again = await works.options(priority="high", task_id="first").enqueue(1)
+            assert (again.existed, again.partition) == (True, first.partition)
 
 
 SUPERVISED = """
