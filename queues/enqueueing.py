@@ -277,7 +277,7 @@ class BatchEnqueuer:
             await self._confirm(_by_partition(known, batch))
             self._known += [(partition, batch[position]) for position, partition in known.items()]
             found |= known
-            found |= await self._kept_in_closed(batch, [position for position in left if position not in found], numbers)
+            found |= await self._kept_in_closed(router, batch, [position for position in left if position not in found], numbers)
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
                 if position not in found:
