@@ -90,44 +90,18 @@ class Admitted(NamedTuple):
     wait: float | None
 
 
-async def admit_due(
-    gateway: Gateway,
-    partition: Partition,
-    *,
-    life: float,
-    on_dropped: OnDropped | None = None,
-    on_change: OnChange | None = None,
-) -> Admitted:
-    """Admit the tasks of a partition whose turn it is and whose limits have room, a bounded number.
+_windows: WeakKeyDictionary[Gateway, dict[str, tuple[int, float]]] = WeakKeyDictionary()
+"""Numbers of tasks of ordered keys that may run side by side, by limit, and when they were read."""
+
+
+class Admission:
+    """Admission of the limited tasks of a namespace.
 
     Args:
         life: Seconds for which a token is held before the worker that starts the task confirms it.
         on_dropped: Cancels a task; None leaves it waiting.
         on_change: Called with each change of a breaker.
     """
-    namespace = Namespace(partition.namespace)
-    mover = _Mover(gateway, namespace, life=life, on_dropped=on_dropped, on_change=on_change)
-    return await mover.admit_due(partition)
-
-
-async def admit_now(
-    gateway: Gateway, namespace: Namespace, hints: Sequence[str], *, life: float, on_change: OnChange | None = None
-) -> int:
-    """Admit tasks that waited for tokens which were released. Return their number.
-
-    Args:
-        hints: Waiters that a release returned, `QUEUE/PARTITION/KEYID/RING`. Others are ignored.
-        life, on_change: See `admit_due`.
-    """
-    return await _Mover(gateway, namespace, life=life, on_change=on_change).admit_now(hints)
-
-
-_windows: WeakKeyDictionary[Gateway, dict[str, tuple[int, float]]] = WeakKeyDictionary()
-"""Numbers of tasks of ordered keys that may run side by side, by limit, and when they were read."""
-
-
-class _Mover:
-    """One call that admits tasks."""
 
     def __init__(
         self,
@@ -146,6 +120,7 @@ class _Mover:
         self._windows = _windows.setdefault(gateway, {})
 
     async def admit_due(self, partition: Partition) -> Admitted:
+        """Admit the tasks of a partition whose turn it is and whose limits have room, a bounded number."""
         admitted = 0
         wait: float | None = 0.0
         for _ in range(_ROUNDS):
@@ -156,6 +131,11 @@ class _Mover:
         return Admitted(admitted, wait)
 
     async def admit_now(self, hints: Sequence[str]) -> int:
+        """Admit tasks that waited for tokens which were released. Return their number.
+
+        Args:
+            hints: Waiters that a release returned, `QUEUE/PARTITION/KEYID/RING`. Others are ignored.
+        """
         admitted = 0
         for partition, lines in _by_partition(self._namespace, hints).items():
             most = max(_LEAST, 2 * len(lines))

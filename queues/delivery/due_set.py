@@ -33,7 +33,7 @@ async def promote_due(
     *,
     for_claim: bool = False,
     on_requests: Callable[[Sequence[bytes]], Awaitable[None]] | None = None,
-    admit: Callable[[Partition], Awaitable[float | None]] | None = None,
+    admit: Callable[[Partition, float], Awaitable[float | None]] | None = None,
 ) -> tuple[int, float | None]:
     """Move due tasks to the ready stream, a bounded number.
 
@@ -44,8 +44,8 @@ async def promote_due(
         for_claim: Release the messages for the caller's worker, which claims them next: no blocked read returns them.
         on_requests: Called with the requests to cancel tasks before the tasks are moved; it removes them. None leaves
             them for another call.
-        admit: Called if tasks that wait for limits have their turn; returns the seconds until it is to be called again,
-            None if none waits. None leaves them for another call.
+        admit: Called if tasks wait for limits, with the seconds until any has its turn, 0 for now; returns the seconds
+            until it is to be called again, None if none waits. None leaves them for another call.
 
     Returns:
         How many tasks were moved, and the seconds until the next call makes sense: 0 if more are due already, None if
@@ -66,9 +66,7 @@ async def promote_due(
             to_lists = moved < len(tasks)  # or another worker was faster
     wait = None if wait_ms < 0 else wait_ms / 1000
     if admit is not None and (to_lists or look_ms >= 0):
-        look: float | None = look_ms / 1000
-        if to_lists or look_ms == 0:
-            look = await admit(partition)
+        look = await admit(partition, 0.0 if to_lists else look_ms / 1000)
         wait = look if wait is None else wait if look is None else min(wait, look)
     return moved, 0.0 if len(ids) == _BATCH else wait
 

@@ -6,15 +6,14 @@ import asyncio
 
 import pytest
 from perdure.queues import Gateway, Namespace, State, read_record
-from perdure.queues.admission import admit_now
 from perdure.queues.keys import gate_of
 from perdure.queues.limits.definition import Limit
 
 from tests.support.consumers import make_due, promote, read, read_one, worker
 from tests.support.delivery_calls import SETTLING
 from tests.support.limited_tasks import (
-    LIFE,
     admit,
+    admit_hinted,
     enqueue,
     holders,
     nonce,
@@ -75,7 +74,7 @@ async def test_a_release_admits_the_next_one(gateway: Gateway, namespace: Namesp
     await admit(gateway, partition)
     hints = await release(gateway, namespace, partition, uses, "x", await nonce(gateway, partition, "x"))
     assert len(hints) == 1
-    assert await admit_now(gateway, namespace, hints, life=LIFE) == 1
+    assert await admit_hinted(gateway, namespace, hints) == 1
     assert await ready(gateway, partition) == ["x", "y"]
     assert await waiting(gateway, partition, uses) == ["z"]
 
@@ -92,7 +91,7 @@ async def test_each_key_has_its_turn(gateway: Gateway, namespace: Namespace) -> 
         order = found
         uses = many if found[-1].startswith("many") else few
         hints = await release(gateway, namespace, partition, uses, found[-1], await nonce(gateway, partition, found[-1]))
-        await admit_now(gateway, namespace, hints, life=LIFE)
+        await admit_hinted(gateway, namespace, hints)
     assert order == ["many-0", "few-0", "many-1", "few-1", "many-2", "few-2", "many-3", "many-4"]
 
 
@@ -112,7 +111,7 @@ async def test_a_key_with_many_tasks_does_not_hold_up_the_others(gateway: Gatewa
         started.append(last)
         uses = keys.get(last[0], crowd) if last[1] == "-" else crowd
         hints = await release(gateway, namespace, partition, uses, last, await nonce(gateway, partition, last))
-        await admit_now(gateway, namespace, hints, life=LIFE)
+        await admit_hinted(gateway, namespace, hints)
     assert sum(not name.startswith("crowd") for name in started[1:]) == 90
 
 
@@ -148,7 +147,7 @@ async def test_an_ordered_task_waits_for_the_end_of_the_one_before(gateway: Gate
     await release(gateway, namespace, partition, uses, "x", await nonce(gateway, partition, "x"))
     key_id, ring = gate_of(uses)
     hints = [f"default/{partition.index}/{key_id}/{ring}"]
-    assert await admit_now(gateway, namespace, hints, life=LIFE) == 0
+    assert await admit_hinted(gateway, namespace, hints) == 0
     consumer = await worker(gateway, partition)
     (delivery,) = await read(consumer)
     await SETTLING["succeed"](gateway, delivery, "x")

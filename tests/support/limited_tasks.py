@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 from perdure.queues import Gateway, Namespace, Partition
-from perdure.queues.admission import Admitted, admit_due
+from perdure.queues.admission import Admission, Admitted
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.envelope import EnvelopeTemplate, LimitUse, TaskMessage
 from perdure.queues.keys import gate_of
@@ -45,7 +45,13 @@ async def enqueue(
 
 
 async def admit(gateway: Gateway, partition: Partition, **more: Any) -> Admitted:
-    return await admit_due(gateway, partition, life=LIFE, **more)
+    """Admit the tasks of a partition that have their turn."""
+    return await Admission(gateway, Namespace(partition.namespace), life=LIFE, **more).admit_due(partition)
+
+
+async def admit_hinted(gateway: Gateway, namespace: Namespace, hints: Sequence[str]) -> int:
+    """Admit the tasks that hints of a release name; return their number."""
+    return await Admission(gateway, namespace, life=LIFE).admit_now(hints)
 
 
 async def waiting(gateway: Gateway, partition: Partition, uses: Sequence[LimitUse]) -> list[str]:

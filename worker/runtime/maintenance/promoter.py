@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
@@ -14,14 +14,11 @@ from ....queues.delivery.due_set import promote_due
 from ....queues.delivery.fleet_locks import acquire_fleet_locks
 from ....queues.delivery.leases import Touch
 from ....queues.handle import DEFAULT_RESULT_TTL, Replacement, answer_requests, cancel_task
-from ....queues.keys import Partition
+from ....queues.keys import Namespace, Partition
 from ....queues.runtime import RUNTIME
 from ....queues.transport.gateway import Gateway
 from ...log import logger
 from ...loop_errors import LoopErrors
-
-if TYPE_CHECKING:
-    from ....queues.limits.store import BreakerChange
 
 _MAX_SLEEP: Final = 1.0
 """Longest sleep in seconds, because a nudge may be lost."""
@@ -62,6 +59,7 @@ class Promoter:
         self._retention = retention
         self._lease = lease
         self._touched: dict[Partition, float] = {}
+        self._clock_moved = 0.0
         self._next = dict.fromkeys(partitions, 0.0)
         self._errors = LoopErrors("promote due tasks")
         self._taking_over: set[Partition] = set()
@@ -130,16 +128,30 @@ class Promoter:
         answer = partial(answer_requests, self._gateway, partition, requests, retention=self._retention())
         await self._errors.attempt(answer, f"requests to cancel of queue {partition.queue}")
 
-    async def _admit(self, partition: Partition) -> float | None:
-        """Admit tasks that wait for limits. Return the seconds until the next call makes sense, None if none waits."""
-        from ....queues.admission import admit_due  # of queues with limits only
-        from ....queues.limits.store import TOKEN_LIFE
+    async def _admit(self, partition: Partition, wait: float) -> float | None:
+        """Admit tasks that wait for limits. Return the seconds until the next call makes sense, None if none waits.
 
-        life = max(TOKEN_LIFE, self._lease())
-        admitted = await admit_due(
-            self._gateway, partition, life=life, on_dropped=self._drop, on_change=_log_breaker
-        )
-        return admitted.wait
+        Until a task has its turn, the clock of the limits is moved on, so that tokens of lost workers expire.
+
+        Args:
+            wait: Seconds until a task has its turn.
+        """
+        from ....queues.admission import Admission  # of queues with limits only
+        from ....queues.limits.store import TOKEN_LIFE, LimitStore
+        from ...durable.limit_tokens import log_change
+
+        now, life = RUNTIME.monotonic(), max(TOKEN_LIFE, self._lease())
+        if wait <= 0:
+            self._clock_moved = now
+            namespace = Namespace(partition.namespace)
+            admission = Admission(
+                self._gateway, namespace, life=life, on_dropped=self._drop, on_change=log_change
+            )
+            return (await admission.admit_due(partition)).wait
+        if now - self._clock_moved >= (self._lease() or TOKEN_LIFE) / 3:
+            self._clock_moved = now
+            await LimitStore(self._gateway, Namespace(partition.namespace), life).touch()
+        return wait
 
     async def _drop(self, partition: Partition, task_id: str, limit: str) -> None:
         """Cancel a task that was not to wait for a limit. An error leaves it waiting; the next look drops it."""
@@ -194,10 +206,6 @@ class ClockMonitor:
                 lease,
             )
         self._quiet_until = now + lease
-
-
-def _log_breaker(change: BreakerChange) -> None:
-    logger.bind(limit=change.limit).warning("limit {} is {}", change.limit, change.state)
 
 
 def _step(before: Touch | None, touch: Touch) -> float:
