@@ -58,6 +58,9 @@ class Place(IntEnum):
     NOT_DUE = 3
     NO_PAYLOAD = 4
     """Its message is gone, and the record cannot replace it."""
+    NOT_IN_LIST = 5
+    """It waits for limits, and is not in their list, or that has no turn."""
+    LIST_OF_ANOTHER_TYPE = 6
 
 
 async def find_places(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Place]:
@@ -137,9 +140,21 @@ class _Walk:
             while ids:
                 places = await _look(self._gateway, self._partition, ids, mend=True, grace=self._grace)
                 self._note(ids, places)
+                await self._free_lists(ids, places)
                 ids = ids[len(places) :]
                 scripts -= 1
         return rank
+
+    async def _free_lists(self, task_ids: Sequence[str], places: Sequence[Place]) -> None:
+        """Move what another program has put under the key of a waiting list: the next round puts the tasks back."""
+        for task_id, place in zip(task_ids, places, strict=False):
+            if place is not Place.LIST_OF_ANOTHER_TYPE:
+                continue
+            words = (await self._gateway.command("HGET", self._partition.record(task_id), "gate") or b"").split(b" ")
+            if len(words) == 3:
+                key_id, ring = (word.decode("utf-8", "replace") for word in words[:2])
+                partition = self._partition
+                await self._gateway.set_keys_aside([partition.limited(key_id), partition.turns(ring), partition.rings])
 
     def _note(self, task_ids: Sequence[str], places: Sequence[Place]) -> None:
         for task_id, place in zip(task_ids, places, strict=False):
@@ -147,7 +162,7 @@ class _Walk:
                 report_once(
                     f"could not put task {task_id} back, whose message was deleted: its record has no arguments"
                 )
-            elif place is not Place.SOUND:
+            elif place not in (Place.SOUND, Place.LIST_OF_ANOTHER_TYPE):
                 self.put_back += 1
                 if len(self.shown) < _SHOWN:
                     self.shown.append(task_id)

@@ -1,4 +1,4 @@
--- include: payload
+-- include: payload, turns, limited
 -- Find tasks that another program has taken out of the queue, and put them back.
 -- KEYS  ready stream, due set, then one record per task
 -- ARGV  group, '1' to put them back, milliseconds for which a run is left alone: since its last heartbeat, and since a call
@@ -6,7 +6,8 @@
 --       the order of the records
 -- returns  for each task that was looked at: 0 it is where its record says, or a run may still be at work; 1 its
 --          message is in no stream; 2 its message was read, but is not pending: no worker gets it; 3 it is not in the due
---          set; 4 the same as 1, and its record has no payload. Those of 1 to 3 are put back now, if the caller wants that
+--          set; 4 the same as 1, and its record has no payload; 5 it is not in its waiting list, or that has no turn; 6 the
+--          same, and the list or its turns are of another type. Those of 1 to 3 and 5 are put back now, if the caller wants that
 -- Atomic per task: all that a script of Perdure does is done or not done when this looks. It never adds a second message:
 -- a message is pending (running, released or in quarantine; claims and workers care for those that were deleted), new,
 -- or replaced by a message with a new id. So the fence of a former delivery stays refused. Delivery counts start again.
@@ -97,10 +98,32 @@ local function may_run(record, entry)
   return now - since < grace
 end
 
+-- Return the answer for the waiting list of a task, and put it back there.
+local tag = tag_of(KEYS[1])
+local function in_line(record, task, state, envelope)
+  local key_id, ring, place = gate_of(record, envelope)
+  if not key_id or (state ~= 'limited' and (string.sub(key_id, 1, 1) ~= 'o' or place == 0)) then
+    return 0
+  elseif not sound_line(tag, key_id, ring) then
+    return 6
+  end
+  local score = redis.call('ZSCORE', tag .. 'limited:' .. key_id, task)
+  local turn = state ~= 'limited' or (redis.call('ZSCORE', tag .. 'turns:' .. ring, key_id) and redis.call('ZSCORE', tag .. 'rings', ring))
+  local placed = score and place > 0 and tonumber(score) == place
+  if placed and (turn or string.sub(key_id, 1, 1) == 'o') then
+    return 0
+  elseif mend then
+    wait_in_line(tag, record, task, key_id, ring, place, time[1] * 1000000 + time[2], now)
+    give_turn(tag, key_id, ring, now)
+  end
+  return 5
+end
+
 local answers = {}
 for i = 3, #KEYS do
   local task, answer = ARGV[i + 2], 0
   local state, entry, alive, waits, due = unpack(redis.call('HMGET', KEYS[i], 'state', 'entry', 'alive', 'waits', 'due'))
+  local envelope = (state == 'limited' or state == 'queued' or state == 'scheduled') and redis.call('HGET', KEYS[i], 'env')
   if state == 'queued' and string.match(entry or '', '^%d+%-%d+$') then
     if now - (tonumber(alive) or 0) >= grace then
       local message
@@ -129,6 +152,9 @@ for i = 3, #KEYS do
     if mend then
       redis.call('ZADD', KEYS[2], not waits and tonumber(due) or now, task)
     end
+  end
+  if answer == 0 and envelope then
+    answer = in_line(KEYS[i], task, state, envelope)
   end
   answers[i - 2] = answer
   if left < 0 then
