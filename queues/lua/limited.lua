@@ -71,14 +71,16 @@ local function check_line(tag, key_id, ring)
 end
 
 local function wait_in_line(tag, record, task, key_id, ring, place, now, look)
-  local list = tag .. 'limited:' .. key_id
+  local list, first = tag .. 'limited:' .. key_id, true
   if place == 0 then
     local last = redis.call('ZRANGE', list, -1, -1, 'WITHSCORES')[2]
     place = math.max(now, last and tonumber(last) + 1 or 0)
+    first = not last
   end
   redis.call('ZADD', list, place, task)
   redis.call('HSET', record, 'gate', key_id .. ' ' .. ring .. ' ' .. string.format('%.0f', place))
-  if not redis.call('ZSCORE', tag .. 'turns:' .. ring, key_id) then
+  -- the turn of an ordered KEYID whose tasks have all started is far away
+  if first or not redis.call('ZSCORE', tag .. 'turns:' .. ring, key_id) then
     give_turn(tag, key_id, ring, look)
   end
 end

@@ -44,5 +44,10 @@ local function leave_line(tag, task, key_id, ring, now)
   redis.call('ZREM', list, task)
   if others and string.sub(key_id, 1, 1) == 'o' then
     give_turn(tag, key_id, ring, now)
+  elseif not others then
+    redis.call('ZREM', tag .. 'turns:' .. ring, key_id)
+    if redis.call('EXISTS', tag .. 'turns:' .. ring) == 0 then
+      redis.call('ZREM', tag .. 'rings', ring)
+    end
   end
 end
