@@ -807,7 +807,7 @@ async def sweep_notices(gateway: Gateway, partition: Partition, *, retention: fl
     Args:
         retention: Seconds for which the records of cancelled children are kept.
     """
-    (due, _), (joins, _) = await asyncio.gather(
+    (due, *_), (joins, *_) = await asyncio.gather(
         gateway.run(_DUE, [partition.outbox], [_DUE_NOTICES]), gateway.run(_DUE, [partition.joins], [_DUE_JOINS])
     )
     named = [(partition, name) for member in due if is_task_id(name := member.decode("utf-8", "replace"))]
