@@ -115,7 +115,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -493,6 +493,12 @@ class LimitKeys:
 
     def label(self, name: str, key: str) -> str:
         return f"{self._tag}:label:{name}:{key}"
+
+    def of_uses(self, uses: Iterable[tuple[str, str]]) -> Iterator[str]:
+        """Yield the keys that scripts make for limits and keys."""
+        for name, key in dict.fromkeys(uses):
+            yield from (self.limit(name), self.control(name), self.holders(name), self.waiters(name))
+            yield from (self.holders(name, key), self.waiters(name, key), self.rate(name, key), self.cost(name, key))
 
     def pattern(self, kind: str) -> str:
         """Return the SCAN pattern of the keys of one kind, such as `limit`."""

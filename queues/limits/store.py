@@ -6,7 +6,7 @@ renew_limits.lua, hold_limit.lua, publish_limit.lua.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
@@ -224,7 +224,7 @@ class LimitStore:
             args += (limit.name, limit.digest, 2 * len(fields))
             for name, value in fields.items():
                 args += (name, value)
-        others: list[bytes] = await self._run(PUBLISH, args, [(limit.name, NO_KEY) for limit in limits])
+        others: list[bytes] = await self._run(PUBLISH, args, lambda: [(limit.name, NO_KEY) for limit in limits])
         return [(limit.name, other.decode()) for limit, other in zip(limits, others, strict=True) if other]
 
     async def take(self, requests: Sequence[TakeRequest]) -> Taken:
@@ -237,7 +237,7 @@ class LimitStore:
             for number, use in enumerate(uses):
                 label = self._label(use, labels[number]) if labels and labels[number] else b""
                 args += (use.name, use.key, use.cost, label)
-        found, probes = await self._run(TAKE, args, _used(request.uses for request in requests))
+        found, probes = await self._run(TAKE, args, lambda: _used(request.uses for request in requests))
         answers = [_GRANTED if answer == 1 else _HELD if answer == 2 else _blocked(answer) for answer in found]
         return Taken(answers, [BreakerChange(name.decode(), "half-open") for name in probes])
 
@@ -250,7 +250,7 @@ class LimitStore:
             args += (member, outcome, len(uses))
             for use in uses:
                 args += (use.name, use.key, use.cost, actual.get(use.name, "") if actual else "")
-        hints, gone, changes = await self._run(RELEASE, args, _used(request.uses for request in requests))
+        hints, gone, changes = await self._run(RELEASE, args, lambda: _used(request.uses for request in requests))
         changed = [
             BreakerChange(name.decode(), state.decode(), int(until), int(calls), int(failed))
             for name, state, until, calls, failed in zip(*(changes[start::5] for start in range(5)), strict=True)
@@ -262,17 +262,17 @@ class LimitStore:
         if not tokens:
             return []
         _, args = renewal(self._namespace, tokens, self._life)
-        gone: list[int] = await self._run(RENEW, args, _used(uses for _, uses in tokens))
+        gone: list[int] = await self._run(RENEW, args, lambda: _used(uses for _, uses in tokens))
         return gone
 
     async def touch(self) -> None:
         """Move the virtual clock on. Without a call each third of a lease, tokens expire late."""
-        await self._run(RENEW, (self._step, round(self._life * 1000)), ())
+        await self._run(RENEW, (self._step, round(self._life * 1000)), list)
 
     async def hold(self, name: str, seconds: float) -> int:
         """Hold a limit; return until when, in ms of Redis' clock. A hold that ends later stays."""
         args = (check_name("limit", name), round(seconds * 1000))
-        until: int = await self._run(HOLD, args, [(name, NO_KEY)])
+        until: int = await self._run(HOLD, args, lambda: [(name, NO_KEY)])
         return until
 
     async def names(self) -> list[str]:
@@ -331,9 +331,11 @@ class LimitStore:
     def _cipher(self, name: str, key: str) -> TaskCipher:
         return self._gateway.encryptor.of(self._keys.place, f"{name}:{key}")
 
-    async def _run(self, script: Script, args: Sequence[Argument], uses: Iterable[tuple[str, str]]) -> Any:
-        """Execute a script. uses: limits and keys that it may read."""
-        return await self._gateway.run(script, [self._keys.clock], args)
+    async def _run(
+        self, script: Script, args: Sequence[Argument], uses: Callable[[], Iterable[tuple[str, str]]]
+    ) -> Any:
+        """Execute a script. uses: returns limits and keys that it may read."""
+        return await self._gateway.run(script, [self._keys.clock], args, lambda: self._keys.of_uses(uses()))
 
 
 _GRANTED: Final = TakeAnswer(granted=True)

@@ -4,8 +4,9 @@
 -- tick(step): return the time of the virtual clock in ms, by which tokens expire: it goes with Redis' clock, but by at most
 --   `step` ms from one script to the next, and never back. So a token whose renewals come each third of its life outlives a
 --   time in which Redis was away, and a clock that was set; and since each script moves it on, none outlives many scripts.
---   It is stored as "TIME VIRTUAL", not each time: what was not stored is made up for by the next script. On a full server
---   the PEXPIRE lets the SET through, and what follows.
+--   It is stored as "TIME VIRTUAL". A full server refuses that, and what follows, unless the script has written before.
+-- keep(key): let a key live for 30 days from now on, longer than anything renews it. It is also a write that a full server
+--   accepts, and then the rest of the script.
 -- find_limit(name): return the fields of its definition, as numbers, with what operators have set in its place ('-': no
 --   such number); false if no worker has published it. Read once in a script.
 -- holders(name, key): return the key of the set of tokens. That of the limit (key '-') has members "KEY/MEMBER", that of a
@@ -13,10 +14,10 @@
 -- renew(name, key, member, expires): let a token of the limit's set expire later, never earlier. It is added to the set of
 --   its key where another program has removed it there.
 -- drop_expired(name, virtual): remove up to 100 expired tokens, which count nowhere.
--- bucket(kind, name, key, interval, burst): read the time at which the rate or the costs of a key are paid for (`due`, see
+-- read_bucket(kind, name, key, interval, burst): read the time at which the rate or the costs of a key are paid for (`due`, see
 --   take_limits.lua), within the bounds that it may have. save_bucket(bucket): store it.
 local TAG = string.match(KEYS[1], '^.-}:')
-local LOOK, LONGEST = 15000, 60000
+local LOOK, LONGEST, KEPT = 15000, 60000, 2592000000
 local time = redis.call('TIME')
 local PRECISE = time[1] * 1000 + time[2] / 1000
 local NOW = math.floor(PRECISE)
@@ -25,14 +26,17 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+local function keep(key)
+  redis.call('PEXPIRE', key, KEPT)
+end
+
 local function tick(step)
   local seen, virtual = string.match(redis.call('GET', KEYS[1]) or '', '^(%d+) (%d+)$')
   seen, virtual = tonumber(seen or NOW - 1000), tonumber(virtual or NOW - 1000)
   local passed = NOW - seen
   virtual = virtual + math.max(0, math.min(passed, step))
-  if passed < 0 or passed >= math.min(200, step / 2) then
-    redis.call('PEXPIRE', KEYS[1], 2592000000)
-    redis.call('SET', KEYS[1], text(NOW) .. ' ' .. text(virtual), 'PX', 2592000000)
+  if passed ~= 0 then
+    redis.call('SET', KEYS[1], text(NOW) .. ' ' .. text(virtual), 'PX', KEPT)
   end
   return virtual
 end
@@ -67,8 +71,10 @@ end
 
 local function renew(name, key, member, expires)
   redis.call('ZADD', holders(name, '-'), 'XX', 'GT', expires, key .. '/' .. member)
+  keep(holders(name, '-'))
   if key ~= '-' then
     redis.call('ZADD', holders(name, key), 'GT', expires, member)
+    keep(holders(name, key))
   end
 end
 
@@ -83,18 +89,18 @@ local function drop_expired(name, virtual)
   end
 end
 
-local function bucket(kind, name, key, interval, burst)
+local function read_bucket(kind, name, key, interval, burst)
   local where = TAG .. kind .. ':' .. name .. ':' .. key
   local due = tonumber(redis.call('GET', where) or '') or PRECISE
   return {key = where, due = math.max(PRECISE, math.min(due, PRECISE + burst * interval)), interval = interval,
     burst = burst}
 end
 
-local function save_bucket(one)
-  local left = math.ceil(one.due - PRECISE)
+local function save_bucket(bucket)
+  local left = math.ceil(bucket.due - PRECISE)
   if left > 0 then
-    redis.call('SET', one.key, string.format('%.4f', one.due), 'PX', text(left))
+    redis.call('SET', bucket.key, string.format('%.4f', bucket.due), 'PX', text(left))
   else
-    redis.call('DEL', one.key)
+    redis.call('DEL', bucket.key)
   end
 end

@@ -19,7 +19,7 @@ while at <= #ARGV do
     redis.call('HSET', where, 'digest', digest, 'app', ARGV[2], 'at', text(NOW), unpack(ARGV, at + 3, at + 2 + size))
   end
   local held = tonumber(redis.call('HGET', where, 'hold') or '') or 0
-  redis.call('PEXPIRE', where, text(math.max(2592000000, held - NOW)))
+  redis.call('PEXPIRE', where, text(math.max(KEPT, held - NOW)))
   drop_expired(name, virtual)
   at = at + 3 + size
 end

@@ -8,13 +8,14 @@
 -- Atomic: a token is removed, its cost is corrected and its outcome is counted, all or none. Idempotent: only what is
 -- removed has an effect. So bytes that arrive twice or late, the release of a run that had lost its token, and one that
 -- follows an expiry by an operator's release do nothing. If the caller dies before, the token expires; if it dies after, or
--- the reply is lost, the hints are lost: who waits looks again by itself (LOOK).
+-- the reply is lost, the hints are lost: who waits looks again by itself. It is done on a full server as well.
 -- As many waiters are popped as places are free now, the first of the key and the first of the limit. A waiter that starts
 -- with 'memory/' is published on the channel of the limit's waiters in place of being returned.
 -- A correction is not larger than the burst in effect, for what is due is never further away than that (see
 -- take_limits.lua), and what was paid for is not paid back twice.
 -- The window of a breaker is counted in two halves, `slot` is the number of the later one: c1 calls and e1 errors, and before
 -- it c0 and e0. While it is open, only the outcome of the probe counts.
+keep(KEYS[1])
 tick(tonumber(ARGV[1]))
 local hints, gone, changes = {}, {}, {}
 local freed, places, counts = {}, {}, {}
@@ -29,7 +30,7 @@ end
 
 local function correct(name, key, limit, reserved, actual)
   if limit.cost_interval and limit.cost_burst then
-    local paid = bucket('cost', name, key, limit.cost_interval, limit.cost_burst)
+    local paid = read_bucket('cost', name, key, limit.cost_interval, limit.cost_burst)
     paid.due = paid.due + (actual - math.min(reserved, paid.burst)) * paid.interval
     save_bucket(paid)
   end

@@ -5,9 +5,9 @@
 --       use: limit, key ('-' for none)
 -- returns  positions (from 0) of tokens that are gone, wholly or in part: expired, released, or removed by an operator
 -- Atomic per use. Only what has not expired is renewed, for another member may have been counted in its place since. Late bytes
--- renew no token that was released. The PEXPIRE lets the rest through on a full server, where a token that expires would let
--- another task start.
-redis.call('PEXPIRE', KEYS[1], 2592000000)
+-- renew no token that was released. The script writes on a full server as well, where a token that expires would let another
+-- task start.
+keep(KEYS[1])
 local virtual = tick(tonumber(ARGV[1]))
 local expires = text(virtual + tonumber(ARGV[2]))
 local gone = {}

@@ -34,7 +34,7 @@ end
 
 local function get_bucket(kind, name, key, interval, burst)
   local where = kind .. name .. ':' .. key
-  buckets[where] = buckets[where] or bucket(kind, name, key, interval, burst)
+  buckets[where] = buckets[where] or read_bucket(kind, name, key, interval, burst)
   return buckets[where]
 end
 
@@ -94,11 +94,13 @@ local function take(name, key, cost, label, member, charged)
   local limit, all, own = find_limit(name), holders(name, '-'), holders(name, key)
   local entry = key .. '/' .. member
   redis.call('ZADD', all, expires, entry)
+  keep(all)
   if counted[all] then
     counted[all] = counted[all] + 1
   end
   if key ~= '-' then
     redis.call('ZADD', own, expires, member)
+    keep(own)
     if counted[own] then
       counted[own] = counted[own] + 1
     end

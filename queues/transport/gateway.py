@@ -273,13 +273,23 @@ class Gateway:
         self._open_connection.flush()
         return reply
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Execute one script that may be sent again after a lost reply, as nearly all may."""
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        derived: Callable[[], Iterable[str]] | None = None,
+    ) -> Any:
+        """Execute one script that may be sent again after a lost reply, as nearly all may.
+
+        derived: returns the keys that the script makes itself, whose values of another type are moved away.
+        """
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
             return await self._submit(command)
         except _ERRORS as error:
-            return await self._retry(error, partial(self._submit, command), True, command, keys)
+            mended = keys if derived is None else [*keys, *derived()]
+            return await self._retry(error, partial(self._submit, command), True, command, mended)
 
     async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Execute one script that must not be sent again after a lost reply."""

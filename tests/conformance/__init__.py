@@ -16,6 +16,7 @@ holds for all scripts.
 | `delivery/test_large_arguments` | enqueue_one, upload_chunk |
 | `test_joins` | add_children, close_join, confirm_launch, enqueue_child |
 | `test_joins` | notice_sent, notify_join, put_result_chunk, watch |
+| `test_limits` | hold_limit, publish_limit, release_limits, renew_limits, take_limits |
 | `delivery/test_lost_tasks` | put_back, replace_stream |
 | `delivery/test_leases` | raise_count, renew_leases |
 | `delivery/test_quarantine` | clear_quarantined, quarantine, report_crash, take_quarantined |

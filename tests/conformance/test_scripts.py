@@ -44,7 +44,7 @@ from perdure.queues.derived_tasks import (
     store_copy,
     store_fork,
 )
-from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate
+from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate, LimitUse
 from perdure.queues.event_log import read_events
 from perdure.queues.inbox import read_inbox
 from perdure.queues.inspection.timeline import TaskFilter, page_tasks, trim_timeline
@@ -60,6 +60,8 @@ from perdure.queues.joins import (
 )
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
+from perdure.queues.limits.definition import Limit
+from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
 from perdure.queues.presence import announce
@@ -94,7 +96,7 @@ FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("streams", "wake", "watched"),
+    *("limits", "streams", "wake", "watched"),
 }
 
 
@@ -231,6 +233,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await claim_token(gateway, partition, "park", "approval", "order", timeout_ms=None) is None
         assert (await update_value(gateway, partition, "park", "speed", 2)).task_id == "park"
         assert [value.value for value in await read_task_values(gateway, partition, "park")] == [2]
+        await limit(gateway, namespace)
         unique = namespace.unique("0" * 32)
         assert (await write_marker(gateway, unique, b"x", b"", 60_000)).taken
         await gateway.command("ZADD", partition.waiting, 1, "gone")
@@ -317,6 +320,16 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     info = WorkerInfo("b", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)
     assert [one.id for one in await list_workers(gateway, namespace)] == ["b"]
+
+
+async def limit(gateway: Gateway, namespace: Namespace) -> None:
+    """Call every script of limits."""
+    store, uses = LimitStore(gateway, namespace), [LimitUse("openai", "0" * 16)]
+    await store.publish([Limit("openai", total=2, running=1, by="tenant", rate="5/m")], "app", starts=True)
+    assert (await store.take([TakeRequest("a", uses)])).answers[0].granted
+    assert await store.renew([("a", uses)]) == []
+    assert (await store.release([ReleaseRequest("a", uses)])).gone == []
+    assert await store.hold("openai", 5) > 0
 
 
 async def raise_children(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:

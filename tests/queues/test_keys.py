@@ -23,7 +23,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("streams", "wake", "watched"),
+    *("limits", "streams", "wake", "watched"),
 }
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
@@ -45,7 +45,7 @@ FIRST = {
 }
 FIRST |= {"GET", "GETEX", "GETSET"}
 FIRST |= {"HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "HSTRLEN", "PUBLISH"}
-FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
+FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZPOPMIN"}
 FIRST |= {"HSCAN", "HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE", "ZREMRANGEBYRANK"}
 FIRST |= {"SADD", "SREM", "SCARD", "SISMEMBER", "RPUSH", "LRANGE", "LLEN", "LTRIM"}
 SECOND = {"XGROUP", "XINFO"}
@@ -212,8 +212,12 @@ OF_STREAMS = re.compile(r"key|unpack\((keys|streams)\)")
 """Keys that the prelude `streams` makes from that of the record, since only the record says which there are."""
 
 
-def _has_streams(path: Path) -> bool:
-    return path.stem == "streams" or "streams" in path.read_text("utf-8").split("\n", 1)[0]
+OF_LIMITS = re.compile(r"TAG \.\. .+|(holders|waiters)\(.+\)|where|all|own|key|place|places\[i\]|bucket\.key")
+"""Keys that the prelude `limits` makes from the tag of the clock, since only the definitions say which a script needs."""
+
+
+def _includes(path: Path, prelude: str) -> bool:
+    return path.stem == prelude or prelude in re.split(r"[ ,\n]+", path.read_text("utf-8").split("\n", 1)[0])
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -227,7 +231,9 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
         for key in call.keys:
             if call.command == "PUBLISH" and WORKER_CHANNEL.fullmatch(key):
                 continue
-            if _has_streams(path) and OF_STREAMS.fullmatch(key):
+            if _includes(path, "streams") and OF_STREAMS.fullmatch(key):
+                continue
+            if _includes(path, "limits") and OF_LIMITS.fullmatch(key):
                 continue
             for value in bound.get(key, {key}):
                 assert DECLARED.fullmatch(value), f"{path.name}: {call.command} touches {value}, which is no KEYS[n]"
@@ -236,8 +242,9 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_build_no_key_names(path: Path) -> None:
     source = code(path)
-    if _has_streams(path):
-        source = source.replace(code(FOLDER / "queues/lua/streams.lua"), "")
+    for prelude in ("streams", "limits"):
+        if _includes(path, prelude):
+            source = source.replace(code(FOLDER / f"queues/lua/{prelude}.lua"), "")
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"

@@ -118,7 +118,7 @@ async def _content(gateway: Gateway, key: bytes) -> Any:
             return lives, await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES")
         case "stream":
             return lives, await gateway.command("XRANGE", key, "-", "+"), await _groups(gateway, key)
-        case _ if key.endswith(b":seen"):
+        case _ if key.endswith((b":seen", b"~limits:0}:clock")):
             return lives
         case "set":
             found = sorted(await gateway.command("SMEMBERS", key))
