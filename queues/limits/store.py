@@ -214,11 +214,14 @@ class LimitStore:
     async def publish(self, limits: Sequence[Limit], app: str, *, starts: bool) -> list[tuple[str, str]]:
         """Publish definitions, or renew those that are there; return limits that another app defines otherwise, and it.
 
-        starts: whether the worker starts: its definition replaces another one. A renewal does not.
+        starts: whether the worker starts: its definition replaces an earlier one. A renewal does not.
         """
         if not limits:
             return []
-        args: list[Argument] = [self._step, app, "1" if starts else ""]
+        started: Argument = ""
+        if starts:
+            started = milliseconds(await self._gateway.command("TIME", node_of=self._keys.clock))
+        args: list[Argument] = [self._step, app, started]
         for limit in limits:
             fields = limit.published()
             args += (limit.name, limit.digest, 2 * len(fields))

@@ -1,19 +1,19 @@
 -- The prelude of scripts on limits. KEYS[1] is the clock of the limits, from whose tag all their keys are made: which ones
 -- a script needs follows from what it reads, and all are in one slot.
 -- NOW, PRECISE: ms of Redis' clock, whole and with a fraction.
--- tick(step): return the time of the virtual clock in ms, by which tokens expire: it goes with Redis' clock, but by at most
+-- tick(step): set `virtual`, the time of the virtual clock in ms, by which tokens expire: it goes with Redis' clock, but by at most
 --   `step` ms from one script to the next, and never back. So a token whose renewals come each third of its life outlives a
 --   time in which Redis was away, and a clock that was set; and since each script moves it on, none outlives many scripts.
 --   It is stored as "TIME VIRTUAL". A full server refuses that, and what follows, unless the script has written before.
 -- keep(key): let a key live for 30 days from now on, longer than anything renews it. It is also a write that a full server
 --   accepts, and then the rest of the script.
 -- find_limit(name): return the fields of its definition, as numbers, with what operators have set in its place ('-': no
---   such number); false if no worker has published it. Read once in a script.
+--   such number); false if no worker has published it. Read once in a script, which drops a few expired tokens then.
 -- holders(name, key): return the key of the set of tokens. That of the limit (key '-') has members "KEY/MEMBER", that of a
 --   key "MEMBER"; both have the same scores.
 -- renew(name, key, member, expires): let a token of the limit's set expire later, never earlier. It is added to the set of
 --   its key where another program has removed it there.
--- drop_expired(name, virtual): remove up to 100 expired tokens, which count nowhere.
+-- drop_expired(name, most): remove expired tokens, which count nowhere.
 -- read_bucket(kind, name, key, interval, burst): read the time at which the rate or the costs of a key are paid for (`due`, see
 --   take_limits.lua), within the bounds that it may have. save_bucket(bucket): store it.
 local TAG = string.match(KEYS[1], '^.-}:')
@@ -30,15 +30,33 @@ local function keep(key)
   redis.call('PEXPIRE', key, KEPT)
 end
 
+local virtual
 local function tick(step)
-  local seen, virtual = string.match(redis.call('GET', KEYS[1]) or '', '^(%d+) (%d+)$')
-  seen, virtual = tonumber(seen or NOW - 1000), tonumber(virtual or NOW - 1000)
-  local passed = NOW - seen
-  virtual = virtual + math.max(0, math.min(passed, step))
+  local seen, before = string.match(redis.call('GET', KEYS[1]) or '', '^(%d+) (%d+)$')
+  local passed = NOW - tonumber(seen or NOW - 1000)
+  virtual = tonumber(before or NOW - 1000) + math.max(0, math.min(passed, step))
   if passed ~= 0 then
     redis.call('SET', KEYS[1], text(NOW) .. ' ' .. text(virtual), 'PX', KEPT)
   end
-  return virtual
+end
+
+local function holders(name, key)
+  return TAG .. 'holders:' .. name .. (key == '-' and '' or ':' .. key)
+end
+
+local function waiters(name, key)
+  return TAG .. 'waiters:' .. name .. (key == '-' and '' or ':' .. key)
+end
+
+local function drop_expired(name, most)
+  local expired = redis.call('ZRANGEBYSCORE', holders(name, '-'), '-inf', text(virtual), 'LIMIT', 0, most)
+  for i = 1, #expired do
+    local key, member = string.match(expired[i], '^([^/]*)/(.*)$')
+    redis.call('ZREM', holders(name, '-'), expired[i])
+    if key and key ~= '-' then
+      redis.call('ZREM', holders(name, key), member)
+    end
+  end
 end
 
 local FIELDS = {'total', 'running', 'interval', 'burst', 'cost_interval', 'cost_burst', 'errors', 'calls', 'window', 'open'}
@@ -48,6 +66,7 @@ local function find_limit(name)
   if found == nil then
     local defined = redis.call('HMGET', TAG .. 'limit:' .. name, 'digest', 'hold', 'opened', 'probe', unpack(FIELDS))
     found = false
+    drop_expired(name, 10)
     if defined[1] then
       local set = redis.call('HMGET', TAG .. 'control:limit:' .. name, 'hold', unpack(FIELDS))
       found = {hold = math.max(tonumber(defined[2]) or 0, tonumber(set[1]) or 0), opened = tonumber(defined[3]),
@@ -61,31 +80,12 @@ local function find_limit(name)
   return found
 end
 
-local function holders(name, key)
-  return TAG .. 'holders:' .. name .. (key == '-' and '' or ':' .. key)
-end
-
-local function waiters(name, key)
-  return TAG .. 'waiters:' .. name .. (key == '-' and '' or ':' .. key)
-end
-
 local function renew(name, key, member, expires)
   redis.call('ZADD', holders(name, '-'), 'XX', 'GT', expires, key .. '/' .. member)
   keep(holders(name, '-'))
   if key ~= '-' then
     redis.call('ZADD', holders(name, key), 'GT', expires, member)
     keep(holders(name, key))
-  end
-end
-
-local function drop_expired(name, virtual)
-  local expired = redis.call('ZRANGEBYSCORE', holders(name, '-'), '-inf', text(virtual), 'LIMIT', 0, 100)
-  for i = 1, #expired do
-    local key, member = string.match(expired[i], '^([^/]*)/(.*)$')
-    redis.call('ZREM', holders(name, '-'), expired[i])
-    if key and key ~= '-' then
-      redis.call('ZREM', holders(name, key), member)
-    end
   end
 end
 

@@ -8,7 +8,7 @@
 -- renew no token that was released. The script writes on a full server as well, where a token that expires would let another
 -- task start.
 keep(KEYS[1])
-local virtual = tick(tonumber(ARGV[1]))
+tick(tonumber(ARGV[1]))
 local expires = text(virtual + tonumber(ARGV[2]))
 local gone = {}
 local at, position = 3, 0

@@ -21,7 +21,7 @@
 -- time that is further away (a clock set back, a burst that was lowered) is cut to that. A cost over the burst counts as the
 -- burst, since an operator may lower it: it would wait for ever.
 -- A breaker that was opened lets one token pass after its time, the probe; another one if that has expired.
-local virtual = tick(tonumber(ARGV[1]))
+tick(tonumber(ARGV[1]))
 local life = tonumber(ARGV[2])
 local expires, fresh = text(virtual + life), virtual + life * 2 / 3
 local answers, probes, waits, places = {}, {}, {}, {}
@@ -41,7 +41,7 @@ end
 -- Return ms until the first token of a full set expires; read once.
 local function wait_for(name, where)
   if not full[where] then
-    drop_expired(name, virtual)
+    drop_expired(name, 100)
     local first = redis.call('ZRANGEBYSCORE', where, '(' .. text(virtual), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     full[where] = first[2] and first[2] - virtual or 1
   end

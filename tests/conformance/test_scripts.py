@@ -195,10 +195,10 @@ class Forgetful(Gateway):
         super().__init__(gateway.address)
         self.called: set[str] = set()
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument], derived: Any = None) -> Any:
         await on_every_node(self, "SCRIPT", "FLUSH")
         self.called.add(script.name)
-        return await super().run(script, keys, args)
+        return await super().run(script, keys, args, derived)
 
     async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         await on_every_node(self, "SCRIPT", "FLUSH")
@@ -328,7 +328,7 @@ async def limit(gateway: Gateway, namespace: Namespace) -> None:
     await store.publish([Limit("openai", total=2, running=1, by="tenant", rate="5/m")], "app", starts=True)
     assert (await store.take([TakeRequest("a", uses)])).answers[0].granted
     assert await store.renew([("a", uses)]) == []
-    assert (await store.release([ReleaseRequest("a", uses)])).gone == []
+    assert (await store.release([ReleaseRequest("a", uses)])).hints == []
     assert await store.hold("openai", 5) > 0
 
 

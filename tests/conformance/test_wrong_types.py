@@ -143,9 +143,9 @@ class Replacing(Gateway):
         self.differences: list[str] = []
         self.tried: Counter[str] = Counter()
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument], derived: Any = None) -> Any:
         await self._try(script, keys, args)
-        return await super().run(script, keys, args)
+        return await super().run(script, keys, args, derived)
 
     async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         await self._try(script, keys, args)

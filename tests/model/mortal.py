@@ -41,11 +41,11 @@ class Mortal(Gateway):
         call = super().command
         return await self._mortal(lambda: call(*command, repeatable=repeatable, node_of=node_of))
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument], derived: Any = None) -> Any:
         call = super().run
         if self.calls is not None:
             self.calls.append((script, keys, args))
-        return await self._mortal(lambda: call(script, keys, args))
+        return await self._mortal(lambda: call(script, keys, args, derived))
 
     async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
         call = super().pipeline

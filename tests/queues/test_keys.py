@@ -213,7 +213,7 @@ OF_STREAMS = re.compile(r"key|unpack\((keys|streams)\)")
 
 
 OF_LIMITS = re.compile(r"TAG \.\. .+|(holders|waiters)\(.+\)|where|all|own|key|place|places\[i\]|bucket\.key")
-"""Keys that the prelude `limits` makes from the tag of the clock, since only the definitions say which a script needs."""
+"""Keys that the prelude `limits` makes from the tag of the clock, since only definitions say which a script needs."""
 
 
 def _includes(path: Path, prelude: str) -> bool:

@@ -13,6 +13,7 @@ from perdure.queues.delivery.quarantine_store import quarantine, take_quarantine
 from perdure.queues.derived_tasks import read_task_input
 from perdure.queues.errors import Unavailable
 from perdure.queues.event_log import read_events
+from perdure.queues.limits.store import ReleaseRequest, TakeRequest
 from perdure.queues.sessions.removal import forget_session
 from perdure.queues.shared_config import set_config
 from perdure.queues.transport.scripts import queue_script
@@ -28,6 +29,7 @@ from tests.conformance.late.chores import (
 )
 from tests.conformance.late.commands import COMMANDS
 from tests.conformance.late.joins import JOINS
+from tests.conformance.late.limits import LIMITS, USES, hold_bytes
 from tests.conformance.late.registrations import REGISTERING, REGISTRATIONS
 from tests.conformance.late.sessions import SESSIONS, address_of, answered
 from tests.conformance.late.workspaces import WORKSPACES
@@ -49,7 +51,15 @@ def scene(
 
 @pytest.mark.parametrize(
     "case",
-    [*COMMANDS.cases, *CHORES.cases, *JOINS.cases, *REGISTRATIONS.cases, *SESSIONS.cases, *WORKSPACES.cases],
+    [
+        *COMMANDS.cases,
+        *CHORES.cases,
+        *JOINS.cases,
+        *LIMITS.cases,
+        *REGISTRATIONS.cases,
+        *SESSIONS.cases,
+        *WORKSPACES.cases,
+    ],
 )
 async def test_a_call_that_arrives_late_changes_nothing(scene: Scene, case: Callable[[Scene], Moments]) -> None:
     await scene.play(case)
@@ -129,6 +139,31 @@ async def test_a_process_that_left_keeps_nothing_that_does_not_expire(scene: Sce
     await register(scene.gateway, scene.namespace)
     await deregister(scene.gateway, scene.namespace)
     assert 0 < await scene.gateway.command("PTTL", mark(scene.namespace)) <= 3_600_000
+
+
+# tokens of limits
+
+
+async def test_a_token_that_is_taken_late_expires(scene: Scene) -> None:
+    """The task has ended. Until then, fewer tasks start than might."""
+    late, store = await hold_bytes(scene, "take_limits")
+    assert (await late.take([TakeRequest("a", USES)])).answers[0].granted
+    await store.release([ReleaseRequest("a", USES)])
+    await scene.proxy.deliver()
+    assert (await store.take([TakeRequest("b", USES)])).answers[0].reason == "running"
+    clock = scene.namespace.limits.clock
+    seen, virtual = map(int, (await scene.gateway.command("GET", clock)).split())
+    await scene.gateway.command("SET", clock, f"{seen} {virtual + 30_000}", "PX", 60_000)
+    assert (await store.take([TakeRequest("b", USES)])).answers[0].granted
+    await store.release([ReleaseRequest("b", USES)])
+
+
+async def test_a_hold_that_arrives_late_lasts_for_its_time_from_then_on(scene: Scene) -> None:
+    late, store = await hold_bytes(scene, "hold_limit")
+    until = await late.hold("openai", 5)
+    await scene.proxy.deliver()
+    (view,) = await store.read(["openai"])
+    assert until <= int(view.defined["hold"]) <= view.now + 5_000
 
 
 # calls whose reply is lost
