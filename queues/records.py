@@ -14,6 +14,7 @@ from .envelope import readable_envelope, shown_data
 from .errors import DecryptionError, LargeValueLost, QueueError, Refused, UnreadableRecord
 from .junk import count_of, shown_bytes
 from .keys import GROUP, Partition, is_reserved
+from .lanes import lane_of
 from .security.encryption import ERROR, NO_CIPHER, PROGRESS, RESULT, TaskCipher, arguments_field
 from .security.secret_arguments import SecretPaths, mask, read_secret_paths
 from .transport.clients import is_missing_group
@@ -175,6 +176,7 @@ class Record:
             "id": self.id,
             "queue": self.queue,
             "partition": self.partition,
+            "lane": lane_of(self.partition),
             "state": str(self.state),
             "task": self.task,
             "app": self.app,

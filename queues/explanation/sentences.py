@@ -13,6 +13,7 @@ from ..doubts import Doubt, undecided
 from ..event_log import TaskEvent
 from ..inbox import InboxMessage
 from ..keys import RELEASED, SUSPECTS, is_reserved
+from ..lanes import IDLE, NORMAL, lane_of
 from ..presence import WorkerInfo
 from ..records import State
 from ..wording import ago_text, at_text, clock, counted, in_text, iso_time, short, since_text, span, waited_for
@@ -499,6 +500,8 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
         return "wrong_app", text, f"start a worker of the app that has task {record.task!r}, or enqueue it on its queue"
     depth = 0 if facts.stats is None else facts.stats.depth
     ahead = f"; {depth} tasks are queued in its partition" if depth > 1 else ""
+    if (lane := lane_of(record.partition)) not in (NORMAL, IDLE):
+        ahead += f"; its priority is {lane}"
     number, slots = len(serving), sum(one.concurrency for one in serving)
     if all(one.in_flight >= one.concurrency for one in serving):
         used = "the only slot" if slots == 1 else f"all {slots} slots"
@@ -506,7 +509,12 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
         verb = "is" if slots == 1 else "are"
         return "busy", f"{used} of the {workers} of queue {queue!r} {verb} in use{ahead}", None
     workers = counted(number, "worker serves", "workers serve")
-    return "ready", f"{workers} queue {queue!r} and will take it{ahead}", None
+    cause, when = "ready", "will take it"
+    if lane == IDLE:
+        free, of = max((one.concurrency - one.in_flight, one.concurrency) for one in serving)
+        cause = "idle"
+        when = f"will take it, an idle task, once no other waits and half of the slots are free ({free} of {of} are)"
+    return cause, f"{workers} queue {queue!r} and {when}{ahead}", None
 
 
 def returned_by(facts: Facts, event: Mapping[str, Any]) -> tuple[str, str, str | None]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from ..envelope import check_task_id
 from ..errors import Refused
 from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
+from ..lanes import Lane, lane_of, lane_rank
 from ..partitions.resharding import load_routes, read_routes
 from ..partitions.route import Route
 from ..presence import WorkerInfo, list_workers, total_rates
@@ -64,6 +65,14 @@ class QueueStats:
     problem: str = ""
 
     @property
+    def lanes(self) -> dict[Lane, QueueStats]:
+        """The numbers of each lane that was ever used, the highest first; empty for one partition."""
+        found: dict[Lane, list[QueueStats]] = {}
+        for stats in sorted(self.partitions, key=lambda one: lane_rank(one.index or 0)):
+            found.setdefault(lane_of(stats.index or 0), []).append(stats)
+        return {lane: _sum(partitions) for lane, partitions in found.items()}
+
+    @property
     def drain_time(self) -> float | None:
         """Seconds until no task waits or runs, at the current rate and without new tasks.
 
@@ -84,6 +93,10 @@ class QueueStats:
             {"index": one.index, **{name: value for name, value in asdict(one).items() if name in _OF_A_PARTITION}}
             for one in self.partitions
         ]
+        shown["lanes"] = {
+            lane: {name: value for name, value in asdict(stats).items() if name in _OF_A_PARTITION}
+            for lane, stats in self.lanes.items()
+        }
         return shown
 
 

@@ -80,6 +80,16 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
     ("found", "cause", "text"),
     [
         (explain(QUEUED), "ready", "it is queued, and 1 worker serves queue 'reports' and will take it"),
+        (
+            explain(replace(QUEUED, partition=1_000_000)),
+            "ready",
+            "1 worker serves queue 'reports' and will take it; its priority is high",
+        ),
+        (
+            explain(replace(QUEUED, partition=3_000_001), workers=(worker(in_flight=3),)),
+            "idle",
+            "will take it, an idle task, once no other waits and half of the slots are free (1 of 4 are)",
+        ),
         (explain(QUEUED, workers=()), "no_worker", "it is queued, and no worker serves queue 'reports'"),
         (explain(QUEUED, workers=(DEAD_WORKER,)), "no_worker", "(the last one was heard of 40 s ago)"),
         (

@@ -71,9 +71,16 @@ def _oldest(stats: QueueStats) -> str | None:
     return None if stats.oldest_age is None else duration(stats.oldest_age, whole=True)
 
 
+def _by_lane(stats: QueueStats) -> str | None:
+    """Return how many tasks of each priority wait; None without priorities."""
+    lanes = stats.lanes
+    return ", ".join(f"{lane} {found.depth}" for lane, found in lanes.items()) if len(lanes) > 1 else None
+
+
 QUEUE_COLUMNS: Final[Sequence[Column[QueueStats]]] = (
     Column("queue", lambda stats: stats.queue, least=8),
     Column("partitions", lambda stats: len(stats.partitions), right=True, wide=True),
+    Column("by priority", _by_lane, wide=True),
     Column("ready", lambda stats: stats.depth, right=True),
     Column("running", lambda stats: stats.in_flight, right=True),
     Column("due", lambda stats: stats.due, right=True),
@@ -154,7 +161,8 @@ async def partitions(
 
     Use more partitions if one Redis node is the bottleneck. Workers and
     producers keep running: tasks in the previous partitions run first, new
-    tasks go to the new ones.
+    tasks go to the new ones. Each priority that the queue has ever had gets
+    N partitions.
 
     Example: perdure queue partitions audit 4
     """
@@ -183,19 +191,21 @@ async def _partitions_of(producer: Producer, queue_name: str) -> Output | None:
     rows = [
         (
             one.index,
+            lane,
             number,
-            "yes" if generation == route.last else "no",
+            "yes" if route.takes(generation.first) else "no",
             one.depth,
             one.in_flight,
             one.due,
             one.dead,
             _oldest(one),
         )
-        for number, generation in enumerate(route.generations, 1)
+        for lane in route.lanes
+        for number, generation in enumerate((route.of(lane) or route).generations, 1)
         for one in stats.partitions
         if one.index in generation.indexes
     ]
-    names = ("partition#", "generation#", "takes new tasks", "waiting#", "running#", "due later#", "dead#")
+    names = ("partition#", "priority", "generation#", "takes new tasks", "waiting#", "running#", "due later#", "dead#")
     return Output(
         {"queue": queue_name, "generations": generations, "partitions": stats.summary()["partitions"]},
         table((*names, "oldest waits#"), rows),

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from ...queues.errors import QueueError
 from ...queues.inspection.views import QueueStats
+from ...queues.lanes import NORMAL
 
 ReadQueues = Callable[[], Sequence[QueueStats]]
 
@@ -40,6 +41,16 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...]
 )
 """Name, help text and value of each gauge."""
 
+_LANE_GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...]] = (
+    ("perdure_queue_lane_depth", "Messages of a priority that wait for a worker.", lambda stats: stats.depth),
+    (
+        "perdure_queue_lane_oldest_age_seconds",
+        "Age of the oldest message of a priority that waits for a worker; 0 without one.",
+        lambda stats: stats.oldest_age or 0.0,
+    ),
+)
+"""The same for the lanes of queues that have several."""
+
 
 class _Queues(Collector):
     """Collector that reads the queues at each scrape. If Redis is unavailable, it yields `perdure_up` only."""
@@ -61,6 +72,14 @@ class _Queues(Collector):
             for stats in queues:
                 if (value := value_of(stats)) is not None:
                     gauge.add_metric((self._namespace, stats.queue), value)
+            yield gauge
+        lanes = [(stats.queue, lane, found) for stats in queues for lane, found in stats.lanes.items()]
+        several = {queue for queue, lane, _ in lanes if lane != NORMAL}
+        for name, help_text, value_of in _LANE_GAUGES if several else ():
+            gauge = GaugeMetricFamily(name, help_text, labels=(*_LABELS, "lane"))
+            for queue, lane, found in lanes:
+                if queue in several and (value := value_of(found)) is not None:
+                    gauge.add_metric((self._namespace, queue, lane), value)
             yield gauge
 
 

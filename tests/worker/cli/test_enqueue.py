@@ -506,3 +506,71 @@ async def test_a_task_that_no_live_worker_has_is_warned_of(settings: Settings) -
         assert answered.err.count("no live worker of queue 'shop' has a task ") == 1
         assert "has a task 'report': the task waits for one" in answered.err
         assert "the workers there have: monthly_report" in answered.err
+
+
+# priority
+
+
+@pytest.fixture
+async def ranked_app(settings: Settings) -> AsyncIterator[App]:
+    """An app with tasks of several priorities, whose worker has published them, and has gone."""
+    app = App("ranked", settings=settings)
+
+    @app.task(priority="low")
+    async def tidy(ctx: Context) -> None: ...
+
+    @app.task(idle=True)
+    async def index(ctx: Context) -> None: ...
+
+    async def is_published() -> bool:
+        return bool((await read_catalog(app.producer.gateway, app.producer.namespace)).tasks)
+
+    async with app:
+        async with running_worker(app):
+            await wait_until(is_published, "the tasks are in the catalog")
+        yield app
+
+
+@pytest.mark.parametrize("queue", [(), ("--queue", "ranked")])
+async def test_a_task_has_the_priority_of_its_app_unless_the_command_line_names_one(
+    ranked_app: App, queue: tuple[str, ...]
+) -> None:
+    def lane(*args: str) -> str:
+        answer = call("enqueue", *args, *queue)
+        assert answer.code == 0, answer.err
+        return str(show(answer.ids[0])["lane"])
+
+    def commands() -> None:
+        assert lane("tidy") == "low"
+        assert lane("tidy", "--priority", "high") == "high"
+        assert lane("tidy", "--priority", "normal") == "normal"
+        assert lane("tidy", "--idle") == "idle"
+        assert lane("index") == "idle"
+        assert lane("index", "--not-idle") == "normal"
+        assert lane("index", "--priority", "low") == "low"
+        lines = [
+            {"args": {}},
+            {"args": {}, "priority": "high"},
+            {"args": {}, "idle": True},
+            {"args": {}, "idle": False},
+        ]
+        many = from_lines(*lines, args=("tidy", *queue))
+        assert [show(task_id)["lane"] for task_id in many.ids] == ["low", "high", "idle", "normal"]
+        assert "priority" in call("task", "show", many.ids[0]).out
+
+    await anyio.to_thread.run_sync(commands)
+    by_name = await ranked_app.producer.enqueue("index")
+    assert by_name.partition.lane == "idle"
+    [many] = await ranked_app.producer.enqueue_many("tidy", [{}], priority="high")
+    assert many.partition.lane == "high"
+
+
+def test_a_wrong_priority_is_misuse_and_nothing_is_sent() -> None:
+    for args in (("--priority", "urgent"), ("--priority", "high", "--idle")):
+        answer = call("enqueue", "audit", "--queue", "default", *args)
+        assert (answer.code, answer.out) == (2, ""), answer.err
+    for line in ({"args": {}, "priority": "urgent"}, {"args": {}, "priority": "low", "idle": True}):
+        answer = from_lines({"args": {}}, line)
+        assert (answer.code, answer.out) == (2, "")
+        assert "line 2" in answer.err
+    assert queues() == []

@@ -70,3 +70,26 @@ def test_tasks_of_one_key_are_together() -> None:
     )
     found = call("queue", "partitions", "default", "--json").json
     assert sum(one["depth"] for one in found["partitions"]) == 25
+
+
+def test_the_partitions_and_tasks_of_each_priority_are_shown() -> None:
+    call("queue", "partitions", "default", "2")
+    for options in ((), ("--priority", "high"), ("--priority", "high"), ("--idle",)):
+        assert call("enqueue", "audit", "--queue", "default", *options).code == 0
+    (listed,) = call("queue", "list", "--json").json
+    assert {lane: stats["depth"] for lane, stats in listed["lanes"].items()} == {"high": 2, "normal": 1, "idle": 1}
+    assert listed["depth"] == 4
+    assert "high 2, normal 1, idle 1" in call("queue", "list", "--wide").out
+    changed = call("queue", "partitions", "default", "1")
+    rows = [line.split()[:4] for line in changed.out.splitlines()[2:]]
+    assert [tuple(row) for row in rows] == [
+        ("1000000", "high", "1", "no"),
+        ("1000001", "high", "1", "no"),
+        ("1000002", "high", "2", "yes"),
+        ("0", "normal", "1", "no"),
+        ("1", "normal", "1", "no"),
+        ("2", "normal", "2", "yes"),
+        ("3000000", "idle", "1", "no"),
+        ("3000001", "idle", "1", "no"),
+        ("3000002", "idle", "2", "yes"),
+    ]

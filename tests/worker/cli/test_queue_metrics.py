@@ -42,6 +42,17 @@ def gauges(text: str) -> dict[tuple[str, str | None], float]:
     }
 
 
+def test_a_queue_with_priorities_has_metrics_for_each(queues: None, namespace_name: str) -> None:
+    assert "lane" not in call("queue", "metrics").out
+    call("enqueue", "t", "--queue", "default", "--priority", "high")
+    out = call("queue", "metrics").out
+    for lane, depth in (("normal", 3), ("high", 1)):
+        labels = f'{{lane="{lane}",namespace="{namespace_name}",queue="default"}}'
+        assert f"perdure_queue_lane_depth{labels} {depth}.0" in out
+        assert f"perdure_queue_lane_oldest_age_seconds{labels}" in out
+    assert 'lane="normal",namespace="' + namespace_name + '",queue="mail"' not in out
+
+
 def test_metrics_are_prometheus_text_with_base_units_in_the_names(queues: None, namespace_name: str) -> None:
     answer = call("queue", "metrics")
     assert answer.code == 0, answer.err

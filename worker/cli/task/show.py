@@ -12,6 +12,7 @@ from ....queues.event_log import read_log_tail
 from ....queues.explanation.sentences import Explanation
 from ....queues.inspection.views import checkpoint_fields
 from ....queues.keys import Partition
+from ....queues.lanes import NORMAL, lane_of
 from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.transport.gateway import Gateway
@@ -70,6 +71,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "remedy": explained.remedy,
             "queue": record.queue,
             "partition": record.partition,
+            "priority": None if (lane := lane_of(record.partition)) == NORMAL else lane,
             "arguments": _text(record.shown_arguments()),
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "key": record.key,
