@@ -124,7 +124,8 @@ class TaskPlan:
         at: Seconds after the start at which it is enqueued.
         delay: Seconds until it may run.
         rest: Seconds between its last record and its outcome.
-        key: Tasks of one key are started in the order in which they were stored; empty for none.
+        key: Tasks of one key and priority are started in the order in which they were stored; empty for none.
+        lane: "high", "low" or "idle"; empty for the normal priority.
     """
 
     id: str
@@ -135,6 +136,7 @@ class TaskPlan:
     delay: float = 0.0
     rest: float = 0.0
     key: str = ""
+    lane: str = ""
 
 
 @dataclass(frozen=True)

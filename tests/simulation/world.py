@@ -395,8 +395,9 @@ class World:
         arguments: dict[str, Any] = {"steps": task.steps, "pause": task.pause}
         if task.kind == "agent" or task.kind in GOALS:
             arguments["goal"] = "take all parts"
+        lane: dict[str, Any] = {"idle": True} if task.lane == "idle" else {"priority": task.lane or None}
         return await producer.enqueue(
-            task.kind, arguments, queue="sim", task_id=task.id, delay=task.delay, key=task.key or None
+            task.kind, arguments, queue="sim", task_id=task.id, delay=task.delay, key=task.key or None, **lane
         )
 
     async def _talk(self, handle: TaskHandle[Any], pause: float) -> None:

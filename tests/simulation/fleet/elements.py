@@ -45,6 +45,7 @@ _SHARES: Final = {
     "children": 0.2,
     "streams": 0.15,
     "values": 0.1,
+    "lanes": 0.1,
 }
 """Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
 
@@ -168,6 +169,17 @@ def _with_resharding(plan: Plan, random: Random, fault: _Draw) -> Plan:
     times = (random.uniform(0.3, _SPAN), random.choice(tasks).at)  # at any time, or while tasks are stored
     changes = [fault(random, "reshard", random.choice(times)) for _ in range(random.choice((1, 1, 2)))]
     return replace(plan, tasks=tasks, slots=min(plan.slots, 2), again=random.choice((2.0, 4.0))).along(*changes)
+
+
+def _with_lanes(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Give tasks priorities, so that lanes are used for the first time while workers and callers fail."""
+    lanes = ("", "high", "high", "low", "idle")
+    tasks = tuple(
+        replace(task, lane=random.choice(lanes), key=task.key or random.choice(("", "a"))) for task in plan.tasks
+    )
+    kinds = random.choice((("kill",), ("cut", "kill"), ("reshard", "kill"), ("restart",), ()))
+    added = [fault(random, kind, random.choice(tasks).at + random.uniform(0.0, 0.5)) for kind in kinds]
+    return replace(plan, tasks=tasks, again=random.choice((0.0, 0.0, 2.0))).along(*added)
 
 
 def _with_deploy(plan: Plan, random: Random, fault: _Draw) -> Plan:
@@ -310,5 +322,6 @@ ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
     "children": _with_children,
     "streams": _with_streams,
     "values": _with_values,
+    "lanes": _with_lanes,
 }
 assert ELEMENTS.keys() == _SHARES.keys()

@@ -106,6 +106,7 @@ class KeyOrder:
         keyed = [task for task in world.plan.tasks if task.key and not task.delay and task.id in self._delivered]
         for later in keyed:
             for earlier in keyed:
-                before = earlier.key == later.key and acked[earlier.id] < self.called[later.id]
+                same = (earlier.key, earlier.lane) == (later.key, later.lane)
+                before = same and acked[earlier.id] < self.called[later.id]
                 if before and self._delivered[earlier.id] > self._delivered[later.id]:
                     world.checks.add("key order", f"{later.id} came before {earlier.id}, both of {later.key!r}")

@@ -218,9 +218,9 @@ async def test_messages_of_a_lost_worker_are_claimed_before_a_read(app: App, mon
         order.append(f"claim {partition.queue}")
         return await claim(self, partition, cursor, most)
 
-    async def reading(self: Consumer, free: int, *, block: float | None) -> Any:
+    async def reading(self: Consumer, free: int, *, block: float | None, spare: int | None = None) -> Any:
         order.append("read")
-        return await read(self, free, block=block)
+        return await read(self, free, block=block, spare=spare)
 
     monkeypatch.setattr(Consumer, "claim", claiming)
     monkeypatch.setattr(Consumer, "read", reading)
@@ -449,9 +449,9 @@ async def test_an_idle_worker_blocks_in_its_read(patient: App, monkeypatch: pyte
     reads: list[float | None] = []
     read = Consumer.read
 
-    async def counted(consumer: Consumer, most: int, *, block: float | None) -> Any:
+    async def counted(consumer: Consumer, most: int, *, block: float | None, spare: int | None = None) -> Any:
         reads.append(block)
-        return await read(consumer, most, block=block)
+        return await read(consumer, most, block=block, spare=spare)
 
     monkeypatch.setattr(Consumer, "read", counted)
 
