@@ -15,7 +15,7 @@ import orjson
 
 from ..durations import parse_duration
 from ..envelope import MAX_COST, LimitUse, plain_data
-from ..errors import QueueError
+from ..errors import QueueError, WrongType
 from ..keys import Namespace
 from ..security.encryption import TaskCipher
 from ..transport.gateway import Gateway
@@ -194,9 +194,16 @@ class LimitControl:
         note = _encode_note(self._gateway, self._namespace, self._name, self._by, what, why)
         changed = [text for pair in (fields or {}).items() for text in pair]
         while True:
-            last = await self._gateway.command("HGET", keys.control(self._name), "change")
-            args = [self._name, last or 0, token, hold_ms, "1" if release else "", NOTES, note, *changed]
-            stored, until = await self._gateway.run(_SET, [keys.clock], args)
+            try:
+                last = await self._gateway.command("HGET", keys.control(self._name), "change")
+                args = [self._name, last or 0, token, hold_ms, "1" if release else "", NOTES, note, *changed]
+                stored, until = await self._gateway.run(_SET, [keys.clock], args)
+            except WrongType:
+                if not await self._gateway.set_keys_aside(
+                    [keys.control(self._name), keys.limit(self._name), keys.audit]
+                ):
+                    raise
+                continue
             if stored:
                 return int(until)
 

@@ -57,7 +57,11 @@ class LimitHolder(NamedTuple):
 
 
 class WaitingKey(NamedTuple):
-    """Tasks that wait for their turn under one key. task_id: the first of them, since `since` (ms of Redis' clock)."""
+    """Tasks that wait for their turn under one key.
+
+    task_id: the first of them, since `since` (ms of Redis' clock). key_id, ring: their waiting list, see `gate_of`.
+    label: text of the key of the limit; the digest if that is not known, empty where the limit has no keys.
+    """
 
     queue: str
     partition: int
@@ -66,6 +70,13 @@ class WaitingKey(NamedTuple):
     tasks: int
     task_id: str
     since: int
+    label: str = ""
+
+    def key_of(self, limit: str) -> str:
+        """Return the digest of the key that these tasks have of one of their limits; `-` for none."""
+        names, keys = self.ring.split(","), self.key_id.removeprefix("o").split(",")
+        key = dict(zip(names, keys, strict=False)).get(limit, NO_KEY)
+        return NO_KEY if key.startswith("-") else key
 
     @property
     def hint(self) -> str:
@@ -74,9 +85,15 @@ class WaitingKey(NamedTuple):
 
     def summary(self) -> dict[str, Any]:
         """Return it as plain data."""
-        shown = self._asdict() | {"since": iso_time(self.since), "limits": self.ring.split(",")}
-        del shown["key_id"], shown["ring"]
-        return shown
+        return {
+            "queue": self.queue,
+            "partition": self.partition,
+            "key": self.label,
+            "limits": self.ring.split(","),
+            "tasks": self.tasks,
+            "first": self.task_id,
+            "since": iso_time(self.since),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +220,14 @@ async def show_limit(gateway: Gateway, namespace: Namespace, name: str, *, most:
     status = _status(view, waiting)
     if not (_is_known(view) or view.held or waiting.keys):
         return None
-    return LimitDetails(status, await _holders(gateway, namespace, view), waiting.keys, waiting.tasks, notes)
+    texts = await _labels(
+        gateway,
+        namespace,
+        name,
+        [*(holder.key for holder in view.holders), *(key.key_of(name) for key in waiting.keys)],
+    )
+    keys = [key._replace(label=texts[key.key_of(name)]) for key in waiting.keys]
+    return LimitDetails(status, _holders(view, texts), keys, waiting.tasks, notes)
 
 
 def _is_known(view: LimitView) -> bool:
@@ -270,16 +294,20 @@ def _shown_rate(fields: Mapping[str, str], interval_name: str, burst_name: str) 
     return f"1 each {duration(interval / 1000)} (burst {burst:,})"
 
 
-async def _holders(gateway: Gateway, namespace: Namespace, view: LimitView) -> list[LimitHolder]:
-    keys = {(view.name, holder.key) for holder in view.holders if holder.key != NO_KEY}
-    labels = await LimitStore(gateway, namespace).labels(sorted(keys)) if keys else {}
+def _holders(view: LimitView, texts: Mapping[str, str]) -> list[LimitHolder]:
     found = []
     for holder in view.holders:
         place = parse_member(holder.member)
         task = (holder.member, "", 0) if place is None else (place.task_id, place.queue, place.partition)
-        key = "" if holder.key == NO_KEY else labels.get((view.name, holder.key), holder.key)
-        found.append(LimitHolder(*task, key, max(0.0, holder.left)))
+        found.append(LimitHolder(*task, texts[holder.key], max(0.0, holder.left)))
     return found
+
+
+async def _labels(gateway: Gateway, namespace: Namespace, name: str, digests: Sequence[str]) -> dict[str, str]:
+    """Return the texts of keys of a limit; the digest where the text is not known, nothing for no key."""
+    places = [(name, digest) for digest in sorted({*digests} - {NO_KEY})]
+    known = await LimitStore(gateway, namespace).labels(places) if places else {}
+    return {NO_KEY: ""} | {digest: known.get((name, digest), digest) for _, digest in places}
 
 
 async def waiting_for(

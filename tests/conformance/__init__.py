@@ -27,6 +27,7 @@ holds for all scripts.
 | `test_scripts` | reset_task |
 | `sessions/test_protocol` | session_begin, session_correct, session_end, session_forget, session_look, session_send |
 | `sessions/test_removal` | forget_task |
+| `test_limit_control` | set_limit |
 | `test_junk` | set_aside |
 | `test_wrong_types` | set_key_aside |
 | `delivery/test_settlement` | release, reschedule |

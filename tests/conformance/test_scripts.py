@@ -60,6 +60,7 @@ from perdure.queues.joins import (
 )
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
+from perdure.queues.limits.control import LimitControl
 from perdure.queues.limits.definition import Limit
 from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest
 from perdure.queues.partitions.assignment import join_group
@@ -313,6 +314,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     assert await set_config(gateway, namespace, "lease", 30)
+    assert await LimitControl(gateway, namespace, "openai").hold(1) > 0
     assert await set_identity(gateway, namespace, "agent", Identity(role="a clerk")) == 1
     file: list[Argument] = ["a.md", "0", "id", 10, 60_000, "team", "{}"]
     assert (await gateway.run(queue_script("put_file"), [namespace.workspace("team"), namespace.workspaces], file))[1]

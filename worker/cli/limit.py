@@ -323,8 +323,9 @@ _HOLDERS: Final[Sequence[Column[LimitHolder]]] = (
 )
 
 _WAITING: Final[Sequence[Column[WaitingKey]]] = (
-    Column("first", lambda key: key.task_id, least=36, fold=True),
+    Column("key", lambda key: key.label or None, least=8),
     Column("tasks", lambda key: f"{key.tasks:,}", right=True),
+    Column("first", lambda key: key.task_id, least=36, fold=True),
     Column("queue", lambda key: key.queue, least=8),
     Column("since", lambda key: Time(key.since)),
 )

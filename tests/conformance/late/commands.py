@@ -26,6 +26,7 @@ from perdure.queues.derived_tasks import (
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.limits.control import LimitControl
 from perdure.queues.transport.scripts import queue_script
 from perdure.queues.unique import write_marker
 from perdure.queues.values import encode_value, update_value
@@ -220,6 +221,22 @@ async def claim_of_a_unique_key(scene: Scene) -> Moments:
     assert claimed.taken
     yield
     assert (await write_marker(scene.gateway, place, b"two", b"%d one" % claimed.now, 60_000)).taken
+    yield
+
+
+@COMMANDS.each("number", "hold")
+async def change_of_a_limit(scene: Scene, variant: str) -> Moments:
+    """Another operator has changed the limit since, or released it."""
+    mine, theirs = (
+        LimitControl(through, scene.namespace, "openai", by="ada") for through in (scene.late, scene.gateway)
+    )
+    scene.hold("set_limit")
+    if variant == "number":
+        await mine.set({"total": "1"}, "total=1")
+    else:
+        await mine.hold(600)
+    yield
+    await (theirs.set({"total": "2"}, "total=2") if variant == "number" else theirs.release())
     yield
 
 
