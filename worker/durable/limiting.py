@@ -48,6 +48,9 @@ _LIMIT: Final = "#limit"
 
 _SAVED_WAIT: Final = b'{"#wait":"'
 
+_BY_RELEASE: Final = ("running", "total")
+"""Reasons for which a limit has no room that the release of a token ends."""
+
 _LOOK: Final = 5.0
 """Seconds after which a step that waits for a limit shows that it is not idle."""
 
@@ -162,7 +165,7 @@ class LimitBlock:
             news = await self._listen(stack, calls.keys.waiters(self.use.limit))
             try:
                 while not (answer := await self._ask(tokens, token, charge=True, waiter=waiter)).granted:
-                    await self._next_turn(news, waiter, answer.retry)
+                    await self._next_turn(news, waiter, self._pause(answer))
             except BaseException:
                 calls.forget_soon(self._uses, waiter)
                 raise
@@ -176,6 +179,12 @@ class LimitBlock:
                 f"limit {self.use.limit!r} is not defined: no app with app.limit({self.use.limit!r}, ...) has a worker"
             )
         return answer
+
+    def _pause(self, answer: TakeAnswer) -> float:
+        """Return the seconds until this asks again. What waits keeps the clock moving by which dead tokens expire."""
+        if answer.reason not in _BY_RELEASE:
+            return answer.retry
+        return min(answer.retry, max(WaitBoard.park_after, self._run.host.lease() / 2))
 
     async def _listen(self, stack: AsyncExitStack, channel: str) -> asyncio.Queue[bytes]:
         """Subscribe to the channel of the limit's waiters."""
@@ -237,9 +246,9 @@ class LimitBlock:
         asking = _ParkedForLimit.of(run, calls)
         try:
             while not (answer := await self._ask(tokens, token, charge=charge, waiter=waiter)).granted:
-                if answer.reason in ("running", "total"):
+                if answer.reason in _BY_RELEASE:
                     asking.wait_for(token)
-                await self._wait(answer.retry)
+                await self._wait(self._pause(answer))
                 asking.end(token)
         finally:
             if not run.stopped:
