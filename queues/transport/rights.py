@@ -90,6 +90,9 @@ ROLES: Final = (
             "{perdure:*}:session:*",
             "{perdure:*}:history:*",
             "{perdure:*}:unique:*",
+            "{perdure:*}:limited:*",
+            "{perdure:*}:turns:*",
+            "{perdure:*}:rings",
         ),
         commands=(
             *(
@@ -114,7 +117,9 @@ ROLES: Final = (
                 "xrevrange",
                 "xpending",
                 "zadd",
+                "zcard",
                 "zrange",
+                "zrevrange",
                 "zscore",
                 "publish",
                 "subscribe",
@@ -185,6 +190,7 @@ ROLES: Final = (
                 "@hash",
                 "@stream",
                 "@sortedset",
+                "set",
                 "get",
                 "getex",
                 "getset",
@@ -235,7 +241,7 @@ _READS: Final = frozenset(
         *("exists", "get", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen", "pttl"),
         *("scard", "sismember", "smembers", "sscan", "lrange", "llen"),
         *("xinfo", "xlen", "xpending", "xrange", "xrevrange", "zcard", "zcount", "zrange", "zrangebyscore"),
-        *("zrevrangebyscore", "zscan", "zscore"),
+        *("zrevrange", "zrevrangebyscore", "zscan", "zscore"),
     )
 )
 _CATEGORIES: Final = {"h": "hash", "x": "stream", "z": "sortedset"}

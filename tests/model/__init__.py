@@ -66,6 +66,6 @@ model of their own, `test_sessions`, and so have those of joins (add_children, c
 put_result_chunk), `test_joins`. Scripts that write no key of a task have none: records of workers and supervisors
 (count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
 workspaces (put_file), tokens of waits (claim_token), markers of unique keys (claim_unique), what operators set for
-limits (set_limit), keys of another type (set_key_aside), reads of a task's past (load_history, read_log), and pages of a hash (hash_page). tests/conformance has
-their tests.
+limits (set_limit), keys of another type (set_key_aside), reads of a task's past (load_history, read_log), and pages of
+a hash (hash_page). tests/conformance has their tests.
 """

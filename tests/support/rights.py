@@ -15,6 +15,7 @@ import redis
 from perdure import App, Context, Producer, Settings, State, TaskHandle, Unique, Worker
 from perdure.queues import Namespace, Refused
 from perdure.queues.keys import SessionPartition
+from perdure.queues.limits.store import LimitStore
 from perdure.queues.transport.rights import ROLES
 
 from tests.support.command_line import BOUND, call
@@ -31,6 +32,12 @@ APP: Final = """
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry
 
 app = App("stage")
+scarce = app.limit("scarce", total=2, running=1, by="number")
+
+
+@app.task(limits=[scarce])
+async def limited(ctx: Context, number: int) -> int:
+    return number
 
 
 @app.task
@@ -122,6 +129,9 @@ class Stage:
             "SHARED": self.namespace.config,
             "WORKERS": self.namespace.workers,
             "IDENTITY": self.namespace.identity("echo"),
+            "LIMIT": self.namespace.limits.limit("scarce"),
+            "HOLDERS": self.namespace.limits.holders("raw"),
+            "SET-LIMIT": self.namespace.limits.control("raw"),
             "SESSION": SessionPartition(self.namespace.name, 0).session("0" * 32),
         }
 
@@ -195,7 +205,7 @@ def _raw(*commands: tuple[str | int, ...]) -> Callable[[Stage, str], object]:
 
 
 def _enqueue(stage: Stage, role: str) -> None:
-    """Enqueue by name, typed, keyed, delayed, unique and as a batch; through the API and the command line."""
+    """Enqueue by name, typed, keyed, delayed, unique, limited, as a batch; through the API and the command line."""
 
     async def work(producer: Producer) -> None:
         by_name = await producer.enqueue("adds", {"number": 1})
@@ -210,6 +220,8 @@ def _enqueue(stage: Stage, role: str) -> None:
         await last.cancel()
         many = await producer.enqueue_many("adds", [{"number": number} for number in range(3)])
         assert [await handle.result(BOUND) for handle in many] == [1, 2, 3]
+        scarce = await producer.enqueue_many("limited", [{"number": number % 2} for number in range(4)])
+        assert [await handle.result(BOUND) for handle in scarce] == [0, 1, 0, 1]
 
     stage.api(role, work)
     for options in ((), ("--queue", "stage")):
@@ -371,6 +383,19 @@ def _runs(stage: Stage, role: str) -> None:
     raise Denied(str(refused)) from refused
 
 
+def _limit(stage: Stage, role: str) -> None:
+    """Change, hold and release a limit through the command line, and hold it as an app does."""
+
+    async def hold(producer: Producer) -> None:
+        assert await LimitStore(producer.gateway, producer.namespace).hold("scarce", 0.01) > 0
+
+    stage.cli("limit", "set", "scarce", "total=3")
+    stage.cli("limit", "set", "scarce", "--reset")
+    stage.cli("limit", "hold", "scarce", "60")
+    stage.cli("limit", "release", "scarce")
+    stage.api(role, hold)
+
+
 def _lists(*commands: tuple[str, ...]) -> Callable[[Stage, str], object]:
     def attempt(stage: Stage, role: str) -> None:
         for command in commands:
@@ -434,6 +459,8 @@ ACTS: Final = (
         WRITERS,
         _lists(("queue", "partitions", "spare", "2"), ("config", "set", "result_ttl", "86400")),
     ),
+    Act("list limits: `perdure limit list`, `show`", INSIDERS, _lists(("limit", "list"), ("limit", "show", "scarce"))),
+    Act("change limits: `limit.hold`, `perdure limit set`, `hold`, `release`", WRITERS, _limit),
     Act("run tasks: `perdure worker run`", frozenset((W,)), _runs),
     Act(
         "take messages from a queue: `XREADGROUP`, `XCLAIM`, `XAUTOCLAIM`",
@@ -482,6 +509,16 @@ ACTS: Final = (
         _raw(
             ("ZRANGE", "WORKERS", 0, -1),
         ),
+    ),
+    Act(
+        "read limits, and what holds them",
+        INSIDERS,
+        _raw(("HGETALL", "LIMIT"), ("HGETALL", "SET-LIMIT"), ("ZRANGE", "HOLDERS", 0, -1)),
+    ),
+    Act(
+        "write limits, and what holds them",
+        WRITERS,
+        _raw(("HDEL", "LIMIT", "x"), ("HDEL", "SET-LIMIT", "x"), ("ZREM", "HOLDERS", "x")),
     ),
     Act("write the registries of workers", WRITERS, _raw(("ZADD", "WORKERS", 1, "x"), ("ZREM", "WORKERS", "x"))),
     Act("list all keys: `SCAN`", frozenset((V, O)), _raw(("SCAN", 0))),

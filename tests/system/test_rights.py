@@ -87,6 +87,7 @@ READS = (
     *(("task", "watch", "DONE"), ("task", "events", "--stats"), ("queue", "list"), ("queue", "metrics")),
     *(("worker", "list"), ("dlq", "list"), ("dlq", "show", "DEAD"), ("dlq", "export"), ("top", "--json")),
     *(("session", "list"), ("session", "show", "echo", "ada"), ("session", "export", "echo", "ada")),
+    *(("limit", "list"), ("limit", "show", "scarce")),
     *(("config", "show"), ("identity", "show", "echo"), ("identity", "log", "echo"), ("artifacts", "list")),
 )
 """Every command that only reads."""

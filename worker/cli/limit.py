@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...queues.admission import Admission
+from ...queues.admission import admit_now
 from ...queues.defaults import nearest
 from ...queues.durations import parse_duration
 from ...queues.keys import check_name
@@ -263,7 +263,7 @@ async def release(
         raise Failed(f"task {task!r} does not hold limit {name!r}; 'perdure limit show {name}' lists what does")
     else:
         note(f"took {name} from task {task}; if it still runs, its worker stops it, or takes the limit again")
-        await _admission(producer).admit_now(released.hints)
+        await _admit(producer, released.hints)
     return await _after(producer, name)
 
 
@@ -271,8 +271,8 @@ def _control(producer: Producer, name: str, by: str | None) -> LimitControl:
     return LimitControl(producer.gateway, producer.namespace, name, by=login() if by is None else by)
 
 
-def _admission(producer: Producer) -> Admission:
-    return Admission(producer.gateway, producer.namespace, life=TOKEN_LIFE)
+async def _admit(producer: Producer, hints: Sequence[str]) -> None:
+    await admit_now(producer.gateway, producer.namespace, hints, life=TOKEN_LIFE)
 
 
 async def _published(producer: Producer, name: str) -> LimitView:
@@ -293,7 +293,7 @@ async def _after(producer: Producer, name: str) -> Output:
     """Admit the tasks for which a change has made room, and return the limit."""
     gateway, namespace = producer.gateway, producer.namespace
     waiting = (await waiting_for(gateway, namespace, [name], most=_WOKEN))[name]
-    await _admission(producer).admit_now([key.hint for key in waiting.keys])
+    await _admit(producer, [key.hint for key in waiting.keys])
     details = await show_limit(gateway, namespace, name, most=20)
     if details is None:
         raise await _unknown(producer, name)
