@@ -87,6 +87,14 @@ class CatalogTask:
         """Why its schemas cannot be used, or None."""
         return _schema_problem("arguments", self.arguments) or _schema_problem("result", self.result)
 
+    @property
+    def limit_names(self) -> list[str]:
+        """Names of its limits; none where what is published cannot be read."""
+        try:
+            return [str(fields["name"]) for fields in (self.limits or {}).get("limits", ())]
+        except (LookupError, TypeError, AttributeError):
+            return []
+
     def check(self, arguments: bytes) -> None:
         """Raise `CatalogError` if encoded arguments do not fit the schema. The text holds no values."""
         if self.arguments is None:

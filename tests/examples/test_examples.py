@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -252,6 +253,29 @@ def poll(url: str, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     return shown
 
 
+async def test_tenants_take_turns_through_a_killed_worker(tmp_path: Path) -> None:
+    share = load("fair_share.py")
+    wanted = {"acme": [f"text {number}" for number in range(40)], "small": ["one", "two", "three"]}
+    with worker("fair_share.py", tmp_path) as killed:
+        sharing = asyncio.create_task(share.share(wanted))
+
+        async def is_used() -> bool:
+            shown = await asyncio.to_thread(call, "limit", "show", "provider", "--json")
+            return shown.code == 0 and shown.json["held"] > 0
+
+        await wait_until(is_used, "tasks hold the limit")
+        killed.process.kill()
+    with worker("fair_share.py", tmp_path):
+        seconds = await asyncio.wait_for(sharing, BOUND)
+        assert seconds["small"] < seconds["acme"]
+        async with Producer() as producer:
+            handle = await producer.enqueue("translated", {"tenant": "acme", "text": "busy"}, queue="shares")
+            assert await handle.result(timeout=BOUND) == "BUSY"
+            retried = await handle.record()
+            assert retried is not None
+            assert retried.attempts == 2
+
+
 def test_a_fan_out_of_a_thousand_counts_each_file_once(tmp_path: Path) -> None:
     for number in range(999):
         (tmp_path / f"{number}.md").write_text("lease and fence and lease\n")
@@ -430,7 +454,7 @@ def test_a_chat_streams_through_a_killed_worker_and_a_refreshed_page(
     "name",
     [
         *("approval.py", "approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py", "web_job.py"),
-        "chat_stream.py",
+        *("chat_stream.py", "fair_share.py"),
     ],
 )
 def test_the_page_of_the_examples_has_their_lines(name: str) -> None:

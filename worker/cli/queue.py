@@ -271,7 +271,8 @@ async def catalog(
     An entry stays for 30 days after the last worker of its app. With --json,
     each task has the JSON schemas of its arguments and result, and the problem
     of schemas that cannot be used, such as a reference to another document.
-    An entry that another program wrote is a row with its problem.
+    An entry that another program wrote is a row with its problem. "limits"
+    are those that a task must get before it starts: 'perdure limit list'.
 
     Example: perdure task catalog report --json
     """
@@ -280,13 +281,15 @@ async def catalog(
     if name is not None and not tasks:
         raise Failed(f"no worker has published a task {name!r}")
     problems = {} if name is not None else listed.problems
-    damaged = [(entry, "", "", "", f"(problem: {problem})") for entry, problem in problems.items()]
+    limited = any(task.limits for task in tasks)
+    names = ("task", "app", "queue", "arguments", *(("limits",) if limited else ()), "description")
+    damaged = [(entry, *("",) * (len(names) - 2), f"(problem: {problem})") for entry, problem in problems.items()]
     unusable = [
         StderrText(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")
         for task in tasks
         if task.problem is not None
     ]
-    shown = table(("task", "app", "queue", "arguments", "description"), [*map(_catalog_row, tasks), *damaged])
+    shown = table(names, [*(_catalog_row(task, limited) for task in tasks), *damaged])
     return Output(
         [
             *(asdict(task) | {"problem": task.problem} for task in tasks),
@@ -297,10 +300,15 @@ async def catalog(
     )
 
 
-def _catalog_row(task: CatalogTask) -> tuple[str, ...]:
+def _catalog_row(task: CatalogTask, limited: bool) -> tuple[str, ...]:
+    """Return the row of a task. limited: whether the table has a column for limits."""
+    limits = (", ".join(task.limit_names),) if limited else ()
+    return task.name, task.app, task.queue, _arguments(task), *limits, task.description.partition("\n")[0]
+
+
+def _arguments(task: CatalogTask) -> str:
     if task.problem is not None:
-        return task.name, task.app, task.queue, "(unusable schema)", task.description.partition("\n")[0]
+        return "(unusable schema)"
     schema = task.arguments or {}
     required = schema.get("required", ())
-    arguments = ", ".join(name if name in required else f"[{name}]" for name in schema.get("properties", {}))
-    return task.name, task.app, task.queue, arguments, task.description.partition("\n")[0]
+    return ", ".join(name if name in required else f"[{name}]" for name in schema.get("properties", {}))

@@ -62,6 +62,11 @@ async def unique_app(settings: Settings) -> AsyncIterator[App]:
     @app.task(unique=Unique(by="order", quiet=600))
     async def ship(ctx: Context, order: int) -> None: ...
 
+    scarce = app.limit("scarce", total=1, by="order")
+
+    @app.task(limits=[scarce])
+    async def pack(ctx: Context, order: int) -> None: ...
+
     @app.task(unique=Unique(by=lambda args: args["order"]))
     async def greet(ctx: Context, order: int) -> None: ...
 
@@ -99,6 +104,11 @@ async def test_a_unique_task_is_one_from_the_command_line_and_from_python(unique
         assert ": 1; existed already: 3" in many.err
         [published] = call("task", "catalog", "pay", "--json").json
         assert published["unique"]["by"] == ["order"]
+        [published] = call("task", "catalog", "pack", "--json").json
+        assert [limit["name"] for limit in published["limits"]["limits"]] == ["scarce"]
+        [row] = [line.split() for line in call("task", "catalog").out.splitlines() if "pack" in line]
+        assert row == ["pack", "shop", "shop", "order", "scarce"]
+        assert "limits" not in call("task", "catalog", "pay").out
 
     await anyio.to_thread.run_sync(commands)
     assert (await unique_app.tasks["pay"].enqueue(3)).existed
