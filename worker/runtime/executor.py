@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,7 @@ class Executor:
         middleware: Sequence[Middleware] = (),
         resources: Callable[[], Any] = lambda: None,
         on_watched: OnWatched | None = None,
+        limits: Mapping[str, Any] = {},
     ) -> None:
         """Build the stages and the hooks.
 
@@ -99,6 +100,7 @@ class Executor:
             middleware: the user's, the outermost first.
             resources: returns what the app's lifespan yielded.
             on_watched: called after a task that others wait for has ended.
+            limits: limits of the app, by their names.
         """
         self._gateway = gateway
         self._registry = registry
@@ -111,7 +113,7 @@ class Executor:
         self._resources = resources
         self.threads = Threads(threads, slots.leak)
         self.extras = Extras()
-        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease)
+        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease, limits)
         self._settler = Settler(gateway, registry, shared, on_watched)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]

@@ -132,6 +132,7 @@ class Worker:
             middleware=app.middleware,
             resources=lambda: app.resources,
             on_watched=self._notices.give,
+            limits=app.limits,
         )
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,
