@@ -8,6 +8,7 @@
 | `resume` | cost of resuming a task with a long history |
 | `waking` | latency of a message to one of many parked tasks, and memory of a parked task |
 | `streams` | latency of items from handlers to readers, and many readers |
+| `limits` | turns of tenants, the cost of a limit, time from a release to the next start |
 | `scale` | cost of tasks and idle workers for Redis |
 | `peers` | Perdure compared with other projects |
 

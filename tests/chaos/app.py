@@ -33,6 +33,7 @@ from .instrumentation import (
     work,
 )
 from .journal import SECOND
+from .limits import register_limits
 from .sessions import register_listener
 from .streaming import register_streaming
 from .waiting import register_waiting
@@ -289,6 +290,7 @@ register_listener(app)
 register_waiting(app)
 register_children(app)
 register_streaming(app)
+register_limits(app)
 
 
 def _log_stalls() -> None:

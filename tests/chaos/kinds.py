@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["KINDS", "PATIENT", "Kind", "drawn"]
+__all__ = ["BOUNDS", "KINDS", "PATIENT", "Bound", "Kind", "drawn"]
 
 PATIENT: Final = 50
 """Crash limit of an innocent task: more than one task has in any run."""
@@ -15,8 +15,8 @@ PATIENT: Final = 50
 class Kind:
     """weight: relative frequency; 0 for children, which only handlers spawn. attempts, crashes: limits of its retry
     policy. deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: its queue.
-    waits: whether it waits, or has children. streams: whether it emits. cancelled: part of its tasks that the producer
-    cancels.
+    waits: whether it waits, or has children. streams: whether it emits. limits: whether it holds tokens of limits, for a
+    tenant. dropped: whether it is cancelled for want of one. cancelled: part of its tasks that the producer cancels.
     """
 
     weight: int
@@ -27,6 +27,8 @@ class Kind:
     queue: str = "default"
     waits: bool = False
     streams: bool = False
+    limits: bool = False
+    dropped: bool = False
     cancelled: float = 0.06
 
 
@@ -70,6 +72,21 @@ KINDS: Final[dict[str, Kind]] = {
     "repeats": Kind(8, attempts=4, streams=True),
     "choir": Kind(8, streams=True),
     "recites": Kind(6, streams=True),
+    "pooled": Kind(8, limits=True),
+    "rents": Kind(10, limits=True),
+    "doubles": Kind(6, limits=True),
+    "lines": Kind(10, limits=True),
+    "halts": Kind(6, limits=True),
+    "paced": Kind(4, limits=True),
+    "keeps": Kind(4, limits=True),
+    "yields": Kind(5, limits=True),
+    "borrows": Kind(6, limits=True),
+    "dips": Kind(6, limits=True),
+    "spends": Kind(4, limits=True),
+    "lone": Kind(4, limits=True, dropped=True),
+    "latest": Kind(4, limits=True, dropped=True),
+    "houses": Kind(4, limits=True, cancelled=0.15),
+    "lodger": Kind(0, limits=True),
     "leaf": Kind(0, waits=True),
     "curious": Kind(0, waits=True),
     "branch": Kind(0, waits=True),
@@ -78,12 +95,38 @@ KINDS: Final[dict[str, Kind]] = {
     "mute": Kind(0, succeeds=False, waits=True),
 }
 """Kinds by name. Those that wait, and their children, are in waiting.py and children.py, those that emit in
-streaming.py."""
+streaming.py, those with limits in limits.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a limit allows: tokens of all keys and of one, starts at once and seconds between two, whether in order."""
+
+    total: int | None = None
+    running: int | None = None
+    burst: int = 0
+    every: float = 0.0
+    ordered: bool = False
+
+
+BOUNDS: Final[dict[str, Bound]] = {
+    "pool": Bound(total=4),
+    "tenants": Bound(total=6, running=2),
+    "orders": Bound(running=1, ordered=True),
+    "pace": Bound(burst=4, every=0.4),
+    "spend": Bound(burst=100, every=0.01),
+    "seat": Bound(running=1),
+    "desk": Bound(total=2),
+    "lone": Bound(total=1),
+    "latest": Bound(running=1),
+}
+"""Limits by name, as limits.py declares them."""
 
 
 def drawn(mix: str) -> list[str]:
     """Return the kinds that producers draw from.
 
-    mix: "all", "waits" for those that wait or have children, or "streams" for those that emit.
+    mix: "all", "waits" for those that wait or have children, "streams" for those that emit, or "limits" for those that
+    hold tokens of limits.
     """
     return [name for name, kind in KINDS.items() if kind.weight and (mix == "all" or getattr(kind, mix))]

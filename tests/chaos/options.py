@@ -30,8 +30,8 @@ class Options:
         patience: Seconds for all tasks to end after the last fault.
         previous: Commit whose workers share the queue; None for the default, empty for none.
         faults: The possible faults.
-        mix: Tasks that the producers enqueue: "all", "waits" for those that wait or have children, or "streams"
-            for those that emit.
+        mix: Tasks that the producers enqueue: "all", "waits" for those that wait or have children, "streams" for
+            those that emit, or "limits" for those that hold tokens of limits.
     """
 
     journal: Path

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 import tempfile
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from .final_state import note_finals, settle_down
 from .fleet import Fleet
 from .injector import FaultInjector
 from .journal import JournalWriter
+from .limits import left_over
 from .observer import Observer
 from .options import NAMESPACE, Options
 from .proxy import Proxy
@@ -27,9 +29,12 @@ from .schedule import schedule
 from .server import DurableServer
 from .sessions import note_sessions, sessions_settled
 from .ticker import Ticker
-from .versions import NoHistory, former_commit, knows_children, knows_streams, unpack
+from .versions import NoHistory, former_commit, knows_children, knows_limits, knows_streams, unpack
 
 __all__ = ["play"]
+
+_LAPSED_WITHIN: Final = 45.0
+"""Seconds in which the token of a process that was killed lapses."""
 
 _STARTED_WITHIN: Final = 240.0
 """Seconds in which all workers start, on a busy machine."""
@@ -79,6 +84,7 @@ async def play(options: Options) -> None:
             one.finish()
         quiet = await settle_down(producer, options.patience) and await sessions_settled(producer, options.patience)
         journal.write("quiet" if quiet else "impatient")
+        await _wait_for_tokens(producer, journal)
         fleet.pages.once = True
         fleet.pages.finish()
         await fleet.pages.ended(60.0)
@@ -97,6 +103,16 @@ async def _end(*looking: asyncio.Task[None]) -> None:
             raise error
 
 
+async def _wait_for_tokens(producer: Producer, journal: JournalWriter) -> None:
+    """Wait until no token is held: those that a killed process took before it admitted a task lapse."""
+    begin = time.monotonic()
+    while found := await left_over(producer):
+        if (seconds := time.monotonic() - begin) > _LAPSED_WITHIN:
+            journal.write("left_over", seconds=seconds, found=found[:20])
+            return
+        await asyncio.sleep(0.5)
+
+
 async def _wait_for_workers(producer: Producer, fleet: Fleet) -> None:
     """Wait until every worker has registered; the faults begin then."""
     wanted = sum(host.processes if host.supervised else 1 for host in fleet.hosts)
@@ -113,8 +129,8 @@ def _former(options: Options, stack: AsyncExitStack, journal: JournalWriter) -> 
         commit = options.previous or former_commit()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-former-")))
         former = unpack(commit, folder)
-        if not (knows_children(former) and knows_streams(former)):
-            raise NoHistory(f"commit {commit[:12]} has no waits, children or streams")
+        if not (knows_children(former) and knows_streams(former) and knows_limits(former)):
+            raise NoHistory(f"commit {commit[:12]} has no waits, children, streams or limits")
         journal.write("versions", former=commit)
         return former
     except NoHistory as problem:

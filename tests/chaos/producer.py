@@ -68,6 +68,8 @@ class TaskSource:
         draw = self._dice.random()
         if kind == "agent":
             args["goal"] = "take all parts"
+        if KINDS[kind].limits:
+            args["tenant"] = f"{self._name}-{self._dice.randrange(3)}"
         if kind == "keyed":
             await self._one(kind, args, key=f"{self._name}-{self._dice.randrange(3)}")
         elif draw < 0.06:

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
 
-__all__ = ["ROOT", "NoHistory", "former_commit", "knows_children", "knows_supervisors", "unpack"]
+__all__ = [
+    "ROOT",
+    "NoHistory",
+    "former_commit",
+    "knows_children",
+    "knows_limits",
+    "knows_streams",
+    "knows_supervisors",
+    "unpack",
+]
 
 ROOT: Final = Path(__file__).parents[2]
 """The checkout, which is the package."""
@@ -59,6 +68,11 @@ def knows_children(folder: Path) -> bool:
 def knows_streams(folder: Path) -> bool:
     """Return whether the version unpacked there has `ctx.emit`."""
     return (folder / "perdure" / "worker" / "durable" / "emitting.py").is_file()
+
+
+def knows_limits(folder: Path) -> bool:
+    """Return whether the version unpacked there has `app.limit`."""
+    return (folder / "perdure" / "queues" / "limits").is_dir()
 
 
 def _git(*command: str) -> bytes:

@@ -25,6 +25,7 @@ from perdure.worker.settings import Settings
 from .fleet.elements import RESTART_DELAYS, WorkerPlan
 from .fleet.families import register_families
 from .fleet.kit import TaskKit
+from .fleet.limits import register_limits
 from .fleet.streams import register_streams
 from .fleet.values import register_values
 from .fleet.waits import register_waits
@@ -276,6 +277,7 @@ def _make_app(journal: Journal, url: str, worker: WorkerPlan, release: int) -> A
     register_families(kit)
     register_streams(kit)
     register_values(kit)
+    register_limits(kit)
 
     if worker.supervised:
 

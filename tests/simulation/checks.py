@@ -13,6 +13,8 @@ import orjson
 from .app import Entry, messages_of
 from .deliveries import DeliveryChecks
 from .fleet.families import check_families, left_behind
+from .fleet.limit_checks import LimitChecks
+from .fleet.limits import DROPPED
 from .fleet.releases import check_release
 from .fleet.resharding import KeyOrder, RecordPlaces
 from .fleet.sessions import check_turn
@@ -32,7 +34,7 @@ __all__ = ["Checks", "Violation"]
 
 _RECORD: Final = re.compile(rb"(\{sim:sim:\d+\}):(?:record|steps|log|inbox|control):(.+)")
 _ENDED: Final = frozenset({b"succeeded", b"dead", b"cancelled"})
-_PLACE: Final = {b"queued": "ready", b"scheduled": "due", b"dead": "dead"}
+_PLACE: Final = {b"queued": "ready", b"scheduled": "due", b"limited": "limited", b"dead": "dead"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Checks:
         self.order = KeyOrder(world)
         self.supervisors = SupervisorChecks(world)
         self.values = ValueChecks(world)
+        self.limits = LimitChecks(world)
         self._steps: dict[str, str] = {}
         self._began: dict[int, float] = {}
         self._fences: dict[tuple[str, tuple[object, ...]], int] = {}
@@ -81,6 +84,7 @@ class Checks:
             self._records.check(tag, task)
         self._deliveries.check_pending(fields)
         self.values.check_write(fields)
+        self.limits.check_write(fields)
         if self._world.plan.supervisors is not None:
             self.supervisors.check_write(fields)
         if self.order.called and fields[0].upper() == b"XREADGROUP":
@@ -90,6 +94,7 @@ class Checks:
 
     def check_entry(self, entry: Entry) -> None:
         """Check that the server has the result that a run takes for recorded."""
+        self.limits.check_entry(entry)
         if entry.what == "run":
             self._began[entry.run] = self._handed_out(entry)
             self._check_run(entry)
@@ -146,6 +151,8 @@ class Checks:
         ]
         if task in self._zset(tag + b":due"):
             found.append(("due", b""))
+        if state == b"limited" and task in self._zset(tag + b":limited:" + record.get(b"gate", b"").partition(b" ")[0]):
+            found.append(("limited", b""))  # those of an ordered key are there until they end
         wanted = _PLACE.get(state or b"")
         places = [name for name, _ in found]
         if places != ([wanted] if wanted else []):
@@ -205,13 +212,14 @@ class Checks:
             and item.value._values.get(b"state") not in _ENDED
         }
         sessions = [caller.plan.id for caller in self._world.callers if caller.is_busy]
-        return [
+        found = [
             *sorted(live - self._waiting()),
             *(task.id for task in self._world.plan.tasks if task.id not in acked),
             *sessions,
             *left_behind(self._world),
             *self._world.pages.busy,
         ]
+        return [*found, *self.limits.still_left(busy=bool(found))]
 
     def _waiting(self) -> set[str]:
         """Return the tasks, and their successors, that wait for a message which the server has lost or never had."""
@@ -239,6 +247,7 @@ class Checks:
         check_families(world)
         check_streams(world)
         self.values.finish()
+        self.limits.finish()
         self.supervisors.finish()
         self.order.finish()
         for caller in world.callers:
@@ -259,7 +268,7 @@ class Checks:
             elif state is None and task.id not in world.cancelled:
                 self.add("lost", f"{task.id} ({task.kind}) has no record")
             elif state not in wanted:
-                kind = "no progress" if state in ("queued", "scheduled") else "wrong outcome"
+                kind = "no progress" if state in ("queued", "scheduled", "limited") else "wrong outcome"
                 self.add(kind, f"{task.id} ({task.kind}) is {state}{self._why(task.id)}")
             elif state != "succeeded" or task.kind == "relay" or task.kind in HANDED_OVER:
                 continue
@@ -370,7 +379,7 @@ class Checks:
             if found is None or item.expireat is not None:
                 continue
             state = self._hash(found[1] + b":record:" + found[2]).get(b"state")
-            if state not in (b"queued", b"scheduled"):
+            if state not in (b"queued", b"scheduled", b"limited"):
                 self.add("leak", f"{key.decode()} has no TTL, and its task is {state!r}")
 
 
@@ -378,6 +387,8 @@ def _wanted(kind: str) -> set[str | None]:
     """Return the states in which a task of a kind may end that is not cancelled."""
     if kind == "laments":  # it may be replayed
         return {"dead", "succeeded"}
+    if kind in DROPPED:
+        return {"succeeded", "cancelled"}
     return {"dead"} if kind in ("doomed", "poison") else {"succeeded"}
 
 

@@ -52,7 +52,7 @@ AIMED: Final = frozenset({"cut", "late", "kill", "freeze", "lose tail", "step cl
 PRODUCED: Final = ("enqueue", "enqueue", "schedule", "send_message", "send_message", "cancel", "replay", "enqueue_copy")
 """Commands of the producer, as often as they are drawn."""
 
-PRODUCER_COMMANDS: Final = frozenset({*PRODUCED, "answer", "update_value"})
+PRODUCER_COMMANDS: Final = frozenset({*PRODUCED, "answer", "update_value", "enqueue_limited"})
 """Commands of the producer that a fault may wait for."""
 
 _RARE: Final = frozenset({"message", "garbage", *OPERATIONS})

@@ -21,7 +21,7 @@ from perdure import Producer, Worker
 from perdure.queues import QueueError, TaskHandle, Unavailable
 from perdure.queues.runtime import RUNTIME, Runtime
 from perdure.queues.transport import gateway
-from perdure.queues.transport.scripts import loaded_scripts, queue_script
+from perdure.queues.transport.scripts import queue_script, queue_scripts
 from perdure.worker.durable import emitting
 from perdure.worker.durable.run import Run
 from perdure.worker.log import logger
@@ -32,6 +32,7 @@ from .checks import Checks, Violation
 from .faults import strike
 from .fleet.elements import WorkerPlan
 from .fleet.families import see_to
+from .fleet.limits import arguments_of, queue_of
 from .fleet.pages import Pages
 from .fleet.processes import SimulatedProcess
 from .fleet.releases import own_library
@@ -55,7 +56,7 @@ _HOST: Final = "redis"
 _PATIENCE: Final = 120.0
 """Virtual seconds after the last fault within which every task must have an outcome."""
 
-_SCRIPTS: Final = sorted(loaded_scripts(), key=lambda script: script.name)
+_SCRIPTS: Final = sorted(queue_scripts(), key=lambda script: script.name)
 """Scripts that a worker loads when it connects. A process that has run other tests may have read more, in any order."""
 
 _RESTED: Final = 2.0
@@ -371,6 +372,7 @@ class World:
         await asyncio.sleep(max(0.0, self.begin + task.at - self.loop.now))
         if task.key:
             self.checks.order.called[task.id] = self.loop.now
+        self.checks.limits.called[task.id] = self.loop.now
         while True:
             try:
                 handle = await self.store(producer, task)
@@ -392,12 +394,12 @@ class World:
 
     async def store(self, producer: Producer, task: TaskPlan) -> TaskHandle[Any]:
         """Enqueue a task once; return its handle."""
-        arguments: dict[str, Any] = {"steps": task.steps, "pause": task.pause}
+        arguments: dict[str, Any] = {"steps": task.steps, "pause": task.pause, **arguments_of(task)}
         if task.kind == "agent" or task.kind in GOALS:
             arguments["goal"] = "take all parts"
         lane: dict[str, Any] = {"idle": True} if task.lane == "idle" else {"priority": task.lane or None}
         return await producer.enqueue(
-            task.kind, arguments, queue="sim", task_id=task.id, delay=task.delay, key=task.key or None, **lane
+            task.kind, arguments, queue=queue_of(task), task_id=task.id, delay=task.delay, key=task.key or None, **lane
         )
 
     async def _talk(self, handle: TaskHandle[Any], pause: float) -> None:

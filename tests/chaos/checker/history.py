@@ -67,7 +67,7 @@ _ENDED_FROM_OUTSIDE = ("CancelledError", "LeaseLost", "RunStopped")
 class Task:
     """One task, as in the journal. replies: answers on their way to it. births: runs of a child, with its spot.
     emits: what its bodies have emitted; streams: what is stored; shown: what pages had at their ends; unshown: pages
-    without one.
+    without one. holds: the lines of its runs in limits.
     """
 
     id: str
@@ -88,6 +88,7 @@ class Task:
     streams: list[Line] = field(default_factory=list)
     shown: list[Line] = field(default_factory=list)
     unshown: list[Line] = field(default_factory=list)
+    holds: list[Line] = field(default_factory=list)
     final: Line | None = None
     ledger: Line | None = None
 
@@ -172,6 +173,9 @@ _OF_A_TASK: Final = {
     "stream": "streams",
     "shown": "shown",
     "unshown": "unshown",
+    "holds": "holds",
+    "held": "holds",
+    "frees": "holds",
 }
 
 

@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from .families import PARENTS
+from .limits import LIMITED
 from .streams import STREAMING
 from .values import STEERED
 from .waits import WAITING
@@ -46,6 +47,7 @@ _SHARES: Final = {
     "streams": 0.15,
     "values": 0.1,
     "lanes": 0.1,
+    "limits": 0.2,
 }
 """Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
 
@@ -270,6 +272,14 @@ def _with_values(plan: Plan, random: Random, fault: _Draw) -> Plan:
     return replace(plan, tasks=tasks, clean=5.0).along(*_aimed_at(_OF_VALUES, random, fault))
 
 
+def _with_limits(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Let most tasks hold tokens, and let faults meet what takes, gives and waits for them."""
+    kinds = random.sample(LIMITED, k=random.choice((1, 2, 3, 6)))
+    tasks = tuple(replace(task, kind=random.choice((*kinds, *kinds, task.kind))) for task in plan.tasks)
+    faults = [fault(random, "kill", random.uniform(0.3, _SPAN)) for _ in range(random.choice((0, 1, 1, 2)))]
+    return replace(plan, tasks=tasks, clean=5.0).along(*faults, *_aimed_at(_OF_LIMITS, random, fault))
+
+
 def _of_kinds(tasks: Sequence[TaskPlan], kinds: Sequence[str], random: Random) -> tuple[TaskPlan, ...]:
     """Return the tasks, two to four of them of other kinds."""
     chosen = random.sample(range(len(tasks)), k=min(len(tasks), random.choice((2, 3, 4))))
@@ -283,9 +293,7 @@ def _aimed_at(commands: Sequence[str], random: Random, fault: _Draw) -> list[Fau
         kind = random.choice(("cut", "late", "kill", "kill", "freeze", "lose tail"))
         found.append(replace(fault(random, kind, random.uniform(0.3, _SPAN + 2.0)), on=random.choice(commands)))
     sent = ("kill", "freeze")  # the producer sends these, which neither dies nor stands still
-    return [
-        replace(one, kind="cut") if one.on in ("answer", "update_value") and one.kind in sent else one for one in found
-    ]
+    return [replace(one, kind="cut") if one.on in _SENT and one.kind in sent else one for one in found]
 
 
 _OF_WAITS: Final = (
@@ -296,6 +304,12 @@ _OF_STREAMS: Final = (
     *("finish", "reschedule", "bury", "release", "enqueue_successor", "renew_leases", "claim"),
 )
 _OF_VALUES: Final = (*("write_checkpoint",) * 4, "update_value", "finish", "reschedule", "release", "claim")
+_OF_LIMITS: Final = (
+    *("take_limits", "take_limits", "release_limits", "release_limits", "renew_limits", "admit_limited"),
+    *("admit_limited", "await_limit", "await_limit", "enqueue_limited", "look_limited", "promote", "finish", "claim"),
+    *("reschedule", "park", "release", "XREADGROUP"),
+)
+_SENT: Final = frozenset({"answer", "update_value", "enqueue_limited"})
 _OF_CHILDREN: Final = (
     *("add_children", "enqueue_child", "confirm_launch", "notify_join", "notify_join", "notice_sent", "close_join"),
     *("finish", "finish", "bury", "park", "watch", "write_checkpoint"),
@@ -323,5 +337,6 @@ ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
     "streams": _with_streams,
     "values": _with_values,
     "lanes": _with_lanes,
+    "limits": _with_limits,
 }
 assert ELEMENTS.keys() == _SHARES.keys()

@@ -110,6 +110,23 @@ RUNS = {
         Plan(1, 1, 1.0, tasks_of("laments"), (Fault(6.0, "replay", 0, 0.0),)),
         "doubled item",
     ),
+    "a limit lets one more start": (Plan(1, 2, 1.0, tasks_of("pooled", 5), ()), "above the limit"),
+    "the number of a key is not counted": (Plan(1, 2, 1.0, tasks_of("rents", 5), ()), "above the limit"),
+    "a start is not charged": (Plan(1, 2, 1.0, tasks_of("paced", 8), ()), "not charged"),
+    "a rate lets too many start": (Plan(1, 2, 1.0, tasks_of("paced", 8), ()), "above the rate"),
+    # The clock is set while tasks run, and others wait.
+    "tokens expire when the clock is set": (
+        Plan(1, 2, 1.0, tasks_of("pooled", 6), (Fault(0.8, "step clock", 0, 60.0),)),
+        "overlap",
+    ),
+    # A worker stands still until its token has expired and was given to another task.
+    "a token that has expired is renewed": (
+        Plan(1, 2, 1.0, tasks_of("pooled", 6), (Fault(0.7, "hold", 0, 2.6),)),
+        "above the limit",
+    ),
+    "a token is not released": (Plan(1, 2, 1.0, tasks_of("pooled", 3), ()), "not released"),
+    "a release leaves the token of the key": (Plan(1, 2, 1.0, tasks_of("rents", 3), ()), "not released"),
+    "tokens are not renewed": (Plan(1, 2, 1.0, tasks_of("pooled", 6, 6), ()), "overlap"),
 }
 
 

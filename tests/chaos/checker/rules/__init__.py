@@ -12,6 +12,7 @@ from .children import check_children
 from .endings import check_lost, check_once, check_outcomes
 from .gaps import check_gaps
 from .letters import check_letters
+from .limits import check_limits
 from .messages import check_messages
 from .order import check_order
 from .processes import check_processes
@@ -45,5 +46,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_answers,
     check_children,
     check_streams,
+    check_limits,
 )
 """All rules, in the order of the report."""

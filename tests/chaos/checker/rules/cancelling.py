@@ -15,7 +15,7 @@ def check_cancelled(history: History) -> Iterator[Violation]:
     for task in history.tasks.values():
         told = [line for line in [*task.outcomes, task.final] if line is not None and line["state"] == "cancelled"]
         for line in told:
-            if not _asked(history, task, line):
+            if not (task.rules.dropped or _asked(history, task, line)):
                 yield Violation("cancelled unasked", f"{task.id} is cancelled without a request", (line,))
         for answer in task.answers:
             if answer["state"] != "cancelled" or history.lost(answer.at, history.end):

@@ -11,13 +11,14 @@ from ..history import History, Violation
 
 __all__ = ["check_states"]
 
-_LIVE = frozenset({"queued", "scheduled", "running", "waiting", "succeeded", "dead", "cancelled"})
+_LIVE = frozenset({"queued", "scheduled", "running", "waiting", "limited", "succeeded", "dead", "cancelled"})
 
 REACHABLE: Final[Mapping[str, frozenset[str]]] = {
     "queued": _LIVE,
     "scheduled": _LIVE,
     "running": _LIVE,
     "waiting": _LIVE,
+    "limited": _LIVE,
     "succeeded": frozenset(),
     "cancelled": frozenset(),
     "dead": frozenset(),
