@@ -12,7 +12,7 @@ from perdure import App, ChildFailed, Context, SyncContext
 
 from .instrumentation import JOURNAL, logged, logged_plain, options_of, replays, running, stepped, work
 
-__all__ = ["Grown", "register_children"]
+__all__ = ["Grown", "joined", "register_children"]
 
 
 Grown: TypeAlias = dict[str, str]

@@ -13,6 +13,7 @@ import anyio
 from perdure import App, Context, Producer, Rate, current_context
 from perdure.queues import QueueError
 
+from .children import Grown, joined
 from .instrumentation import JOURNAL, began, logged, made, options_of, running, stepped, work
 
 __all__ = ["left_over", "register_limits"]
@@ -194,21 +195,19 @@ def register_limits(app: App) -> None:
 
     @app.task(**options_of("lodger"), limits=[tenants])
     @logged
-    async def lodger(ctx: Context, spot: str, pause: float, tenant: str) -> list[str]:
+    async def lodger(ctx: Context, spot: str, pause: float, tenant: str) -> Grown:
         """Has a token of the tenant of its parent."""
         JOURNAL.write("child", task=ctx.task_id, kind=ctx.task, run=running(), spot=spot)
         async with holding(ctx.task_id, "tenants", tenant):
-            return [spot, await stepped(ctx, "step-0", work, [], pause)]
+            return {"spot": spot, "token": await stepped(ctx, "step-0", work, [], pause)}
 
     @app.task(**options_of("houses"))
     @logged
-    async def houses(ctx: Context, steps: int, pause: float, tenant: str) -> list[list[str]]:
+    async def houses(ctx: Context, steps: int, pause: float, tenant: str) -> list[str]:
         """Has limited children."""
         calls = [{"spot": f"{ctx.task_id}/{number}", "pause": pause, "tenant": tenant} for number in range(3)]
         grown = await ctx.gather(lodger, calls, limit=2)
-        for call, found in zip(calls, grown, strict=True):
-            JOURNAL.write("joined", task=ctx.task_id, run=running(), spot=call["spot"], token=found[1])
-        return [*grown]
+        return [joined(ctx, call["spot"], found) for call, found in zip(calls, grown, strict=True)]
 
 
 async def left_over(producer: Producer) -> list[str]:

@@ -275,7 +275,9 @@ def _with_values(plan: Plan, random: Random, fault: _Draw) -> Plan:
 def _with_limits(plan: Plan, random: Random, fault: _Draw) -> Plan:
     """Let most tasks hold tokens, and let faults meet what takes, gives and waits for them."""
     kinds = random.sample(LIMITED, k=random.choice((1, 2, 3, 6)))
-    tasks = tuple(replace(task, kind=random.choice((*kinds, *kinds, task.kind))) for task in plan.tasks)
+    drawn = (replace(task, kind=random.choice((*kinds, *kinds, task.kind))) for task in plan.tasks)
+    # a limited task waits for its turn, whatever its ordering key
+    tasks = tuple(replace(task, key="") if task.kind in LIMITED else task for task in drawn)
     faults = [fault(random, "kill", random.uniform(0.3, _SPAN)) for _ in range(random.choice((0, 1, 1, 2)))]
     return replace(plan, tasks=tasks, clean=5.0).along(*faults, *_aimed_at(_OF_LIMITS, random, fault))
 
