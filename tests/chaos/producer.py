@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from perdure import App, Producer, State, TaskCancelled, TaskFailed, TaskHandle, Unavailable
-from perdure.queues import QueueError
+from perdure.queues import CatalogError, QueueError
 
 from .instrumentation import JOURNAL
 from .kinds import KINDS, drawn
@@ -94,9 +94,9 @@ class TaskSource:
         while True:
             try:
                 handle = await self._producer.enqueue(
-                    kind, args, queue=KINDS[kind].queue, delay=delay, key=key, task_id=task_id
+                    kind, args, queue=_queue(kind), delay=delay, key=key, task_id=task_id
                 )
-            except Unavailable as error:
+            except (Unavailable, CatalogError) as error:  # or no worker has published its tasks yet
                 JOURNAL.write("unacknowledged", task=task_id, error=str(error)[:200])
                 await asyncio.sleep(0.2)
                 continue
@@ -106,8 +106,8 @@ class TaskSource:
     async def _many(self, kind: str, args: dict[str, Any]) -> None:
         """Make a bulk call, whose tasks get generated ids. No caller relies on a task that it does not acknowledge."""
         try:
-            handles = await self._producer.enqueue_many(kind, [args] * 3, queue=KINDS[kind].queue)
-        except Unavailable as error:
+            handles = await self._producer.enqueue_many(kind, [args] * 3, queue=_queue(kind))
+        except (Unavailable, CatalogError) as error:
             JOURNAL.write("unacknowledged", task=None, error=str(error)[:200])
             return
         for handle in handles:
@@ -165,6 +165,11 @@ class TaskSource:
             JOURNAL.write("answer", task=handle.id, state=await handle.cancel())
         except QueueError as error:
             JOURNAL.write("unanswered", task=handle.id, error=str(error)[:200])
+
+
+def _queue(kind: str) -> str | None:
+    """Return the queue that a call names; None if the catalog is to say which limits the task has."""
+    return None if KINDS[kind].limits else KINDS[kind].queue
 
 
 async def main() -> None:
