@@ -360,6 +360,7 @@ async def await_limit(
     entries: int = 0,
     event: str = "",
     data: dict[str, object] | None = None,
+    envelope: bytes = b"",
 ) -> None:
     """Put the task into the waiting list of its limits, and acknowledge its message. Costs no attempt and no crash.
 
@@ -369,6 +370,7 @@ async def await_limit(
         entries: See `succeed`.
         event: Type of the event that is logged; empty for a delivery that was never started: nothing is logged.
         data: Data of the event.
+        envelope: That of the task with its limits, if its message has none.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -379,7 +381,7 @@ async def await_limit(
     keys = [*_deferral_keys(partition, task_id), partition.control(task_id), partition.log(task_id)]
     keys += (partition.limited(gate.key_id), partition.turns(gate.ring), partition.rings)
     args: list[Argument] = [*delivery.fence, entries, task_id, *counters, *gate, _milliseconds(retry), event]
-    args.append(_NO_DATA if data is None else orjson.dumps(data))
+    args += (_NO_DATA if data is None else orjson.dumps(data), envelope)
     check_accepted(await gateway.run(_AWAIT_LIMIT, keys, args), task_id, "wait for limits")
 
 

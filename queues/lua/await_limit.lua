@@ -2,7 +2,8 @@
 -- Settle a delivery by putting the task into the waiting list of its limits. Costs neither an attempt nor a crash.
 -- KEYS  ready stream, record, due set, nudge stream, control, log, then waiting list, turns and rings
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, KEYID, RING, milliseconds until the next
---       look, event type ('' for a delivery that never started: nothing is logged), event data (JSON)
+--       look, event type ('' for a delivery that never started: nothing is logged), event data (JSON), envelope that has the limits
+--       in place of that of the message, '' for none
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the task waits or is pending, never both, never neither. Its payload is in the record.
 -- A task of an ordered key returns to its place, another one goes to the end. A task whose cancellation was requested is
@@ -35,6 +36,10 @@ end
 close(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'worker', ARGV[2], 'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9])
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
+if ARGV[15] ~= '' then
+  redis.call('HSET', KEYS[2], 'env', ARGV[15])
+  redis.call('HDEL', KEYS[2], 'task', 'app')
+end
 if ARGV[13] ~= '' then
   redis.pcall('XADD', KEYS[6], '*', 'type', ARGV[13], 'data', ARGV[14])
 end

@@ -40,14 +40,12 @@ end
 
 local function leave_line(tag, task, key_id, ring, now)
   local list = tag .. 'limited:' .. key_id
-  local others = redis.call('ZCARD', list) > 1
+  local turns = tag .. 'turns:' .. ring
+  local others, last = redis.call('ZCARD', list) > 1, redis.call('ZCARD', turns) == 1
   redis.call('ZREM', list, task)
   if others and string.sub(key_id, 1, 1) == 'o' then
     give_turn(tag, key_id, ring, now)
-  elseif not others then
-    redis.call('ZREM', tag .. 'turns:' .. ring, key_id)
-    if redis.call('EXISTS', tag .. 'turns:' .. ring) == 0 then
-      redis.call('ZREM', tag .. 'rings', ring)
-    end
+  elseif not others and redis.call('ZREM', turns, key_id) == 1 and last then
+    redis.call('ZREM', tag .. 'rings', ring)
   end
 end
