@@ -676,7 +676,7 @@ async def test_a_closed_partition_is_not_retired_while_it_has_joins_or_notices(
 
     async def retired(partition: Partition) -> bool:
         keys = [partition.ready, partition.nudge, partition.dead, partition.due, partition.closed]
-        keys += [partition.retentions, partition.timeline, partition.outbox, partition.joins]
+        keys += [partition.retentions, partition.timeline, partition.outbox, partition.joins, partition.rings]
         found = await gateway.run(queue_script("retire_partition"), keys, [1000])
         return bool(found) or bool(await gateway.command("HEXISTS", partition.closed, "empty"))
 
