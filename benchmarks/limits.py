@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import hiredis
 import redis
 import typer
-from perdure import App, Context, PerdureError, Worker
+from perdure import Context, PerdureError, Worker
 from perdure.worker.log import configure_logging
 
 from .support.deployment import Deployment

@@ -71,6 +71,12 @@ async def promote_due(
     return moved, 0.0 if len(ids) == _BATCH else wait
 
 
+async def next_look(gateway: Gateway, partition: Partition) -> float | None:
+    """Return the seconds until tasks that wait for limits have their turn, 0 for now; None if none waits."""
+    _, _, look_ms = await gateway.run(_DUE, [partition.due, partition.rings], [1])
+    return None if look_ms < 0 else look_ms / 1000
+
+
 async def wake_version(
     gateway: Gateway, partition: Partition, tasks: Mapping[str, int] | None = None, most: int | None = None
 ) -> int:

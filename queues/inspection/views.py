@@ -26,13 +26,18 @@ from ..transport.clients import is_missing_group
 from ..transport.gateway import Gateway
 from ..transport.large_values import LINKS, linked_object
 from ..transport.pipelining import Command
-from ..transport.scripts import milliseconds, pairs
+from ..transport.scripts import milliseconds, pairs, queue_script
+
+_COUNT_LIMITED = queue_script("count_limited")
+
+_MAX_KEYS: Final = 10_000
+"""Keys of limits whose waiting tasks are counted in one partition: some 5 ms of the server's time."""
 
 _CONCURRENT: Final = 64
 """Partitions that are read at the same time."""
 
 
-_OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age")
+_OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age", "limited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class QueueStats:
         depth: Messages that no worker holds.
         in_flight: Messages that a worker holds.
         due: Scheduled tasks.
+        limited: Tasks that wait for limits; a lower bound where they have more than 10,000 keys.
         dead: Dead letters.
         oldest_age: Seconds that the oldest message of `depth` has waited, None if there is no such message.
         consumers: Names in the consumer group, with the number of their messages. A dead worker stays for a while.
@@ -63,6 +69,7 @@ class QueueStats:
     rate: float | None = None
     workers: int | None = None
     problem: str = ""
+    limited: int = 0
 
     @property
     def lanes(self) -> dict[Lane, QueueStats]:
@@ -78,7 +85,7 @@ class QueueStats:
 
         0 if no task waits or runs; None if tasks do, and none is being settled.
         """
-        remaining = self.depth + self.in_flight
+        remaining = self.depth + self.in_flight + self.limited
         if not remaining:
             return 0.0
         return remaining / self.rate if self.rate else None
@@ -173,17 +180,19 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         ("XLEN", partition.ready),
         ("ZCARD", partition.due),
         ("XLEN", partition.dead),
+        ("ZCARD", partition.rings),
         ("TIME",),
     ]
     readers: list[Command] = [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
     node = partition.ready
     try:  # in one pipeline, so that a message that is read or settled meanwhile is counted once
-        length, due, dead, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
+        length, due, dead, rings, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
     except Refused:  # no stream or no group yet: nothing was ever read
-        length, due, dead, time = await gateway.pipeline_each(counts, node_of=node)
+        length, due, dead, rings, time = await gateway.pipeline_each(counts, node_of=node)
         groups, consumers = [], []
-    refused = [str(count) for count in (length, due, dead) if isinstance(count, Refused)]  # of another type
-    length, due, dead = (count if isinstance(count, int) else 0 for count in (length, due, dead))
+    refused = [str(count) for count in (length, due, dead, rings) if isinstance(count, Refused)]  # of another type
+    length, due, dead, rings = (count if isinstance(count, int) else 0 for count in (length, due, dead, rings))
+    limited = await _count_limited(gateway, partition) if rings else 0
     each = [_mapping(consumer) for consumer in consumers]
     held = {consumer[b"name"].decode("utf-8", "backslashreplace"): consumer[b"pending"] for consumer in each}
     waiting = [name for name in (RELEASED, SUSPECTS) if held.pop(name, 0)]
@@ -200,7 +209,16 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         consumers=held,
         index=partition.index,
         problem="; ".join(refused),
+        limited=limited,
     )
+
+
+async def _count_limited(gateway: Gateway, partition: Partition) -> int:
+    try:
+        found: int = await gateway.run(_COUNT_LIMITED, [partition.rings], [_MAX_KEYS])
+    except Refused:  # a key of another type, or this user may not run scripts
+        return 0
+    return found
 
 
 async def _oldest_waiting(
@@ -231,6 +249,7 @@ def _sum(partitions: Sequence[QueueStats]) -> QueueStats:
         depth=sum(one.depth for one in partitions),
         in_flight=sum(one.in_flight for one in partitions),
         due=sum(one.due for one in partitions),
+        limited=sum(one.limited for one in partitions),
         dead=sum(one.dead for one in partitions),
         oldest_age=max((one.oldest_age for one in partitions if one.oldest_age is not None), default=None),
         consumers=consumers,

@@ -44,6 +44,11 @@ class Extras:
             found = self._found[kind] = make()
         return found
 
+    @property
+    def busy(self) -> bool:
+        """Whether one of them has work left, such as tokens of limits to release."""
+        return any(getattr(value, "busy", False) for value in self._found.values())
+
     async def close(self) -> None:
         """Close the objects that can be closed."""
         self._closed = True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 
+from ...queues.delivery.due_set import next_look
 from ...queues.runtime import RUNTIME
 from ...queues.transport.gateway import Gateway
 from .executor import Executor
@@ -40,6 +43,7 @@ class Burst:
         self._assignment = assignment
         self._slots = slots
         self._owed = executor.owed = {}
+        self._extras = executor.extras
         self._clock = clock
         self._notices = notices
         self._awaited = 0.0
@@ -53,8 +57,19 @@ class Burst:
             if self._slots.taken or self._notices.busy or await self._is_owed() or self._awaits_leases():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
-            elif await self._finds_nothing():  # a retry may have become due after the first check
+            elif not await self._admits() and await self._finds_nothing():  # a retry may have become due after the first check
                 return
+
+    async def _admits(self) -> bool:
+        """Return, after a moment, whether tasks that wait for limits have their turn: the promoter admits them."""
+        if self._extras.busy:
+            await anyio.sleep(_LOOK_AGAIN)
+            return True
+        looks = await asyncio.gather(*(next_look(self._gateway, one) for one in self._assignment.served))
+        if 0.0 not in looks:
+            return False
+        await anyio.sleep(_LOOK_AGAIN)
+        return True
 
     async def _finds_nothing(self) -> bool:
         """Take available messages. Return whether no assigned partition had any.

@@ -105,7 +105,8 @@ async def _next_due(app: App, queues: Sequence[str]) -> float:
     try:
         namespace = Namespace(app.settings.namespace)
         partitions = [one for name in queues for one in await queue_partitions(gateway, namespace, name)]
-        found = await gateway.pipeline([("ZRANGE", one.due, 0, 0, "WITHSCORES") for one in partitions])
+        sets = [key for one in partitions for key in (one.due, one.rings)]
+        found = await gateway.pipeline([("ZRANGE", key, 0, 0, "WITHSCORES") for key in sets])
         now, micros = await gateway.command("TIME")
     finally:
         await gateway.close()

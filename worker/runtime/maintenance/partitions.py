@@ -48,6 +48,11 @@ class AssignmentWatcher:
         self._lock = anyio.Lock()
         self.moves = 0
 
+    @property
+    def served(self) -> Sequence[Partition]:
+        """The partitions that this worker serves."""
+        return self._served
+
     def wake(self) -> None:
         """Refresh now: a partition was closed."""
         self._woken.set()
