@@ -9,6 +9,7 @@
 | `handle` | status, result, events and cancellation of a task |
 | `inbox`, `waits`, `values` | messages to tasks; what tasks wait for, and the answers; named values of tasks |
 | `streams` | readers of the streams of tasks |
+| `limits`, `argument_keys` | limits that tasks share; keys that are made of arguments |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
 | `member_registry` | members with an entry that expires, tolerant of foreign bytes |
 | `presence`, `supervisors`, `catalog` | registries of workers, supervisors and the tasks of apps |
@@ -41,6 +42,7 @@ from .errors import (
     HandOffRefused,
     InboxFull,
     InvalidAnswer,
+    InvalidLimitUse,
     InvalidUniqueKey,
     KeyMissing,
     LeaseLost,
@@ -91,6 +93,7 @@ __all__ = [
     "HandOffRefused",
     "InboxFull",
     "InvalidAnswer",
+    "InvalidLimitUse",
     "InvalidUniqueKey",
     "KeyMissing",
     "LeaseLost",

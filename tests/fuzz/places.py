@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from perdure.queues import Namespace, Partition
-from perdure.queues.keys import SessionPartition
+from perdure.queues.keys import LimitKeys, SessionPartition
 
 __all__ = ["NO_KEYS", "TABLES", "Place", "Type", "key_names", "places"]
 
@@ -53,6 +53,17 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "junk": "stream",
         "forgotten": "hash",
     },
+    LimitKeys: {
+        "clock": "string",
+        "audit": "stream",
+        "limit": "hash",
+        "control": "hash",
+        "holders": "zset",
+        "waiters": "zset",
+        "rate": "string",
+        "cost": "string",
+        "label": "string",
+    },
     Namespace: {
         "junk": "stream",
         "session_lock": "string",
@@ -79,8 +90,9 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
 NO_KEYS: Final[dict[type, frozenset[str]]] = {
     Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys", "join_keys"}),
     SessionPartition: frozenset({"namespace", "index", "shared_keys"}),
+    LimitKeys: frozenset({"namespace", "place", "of_uses", "pattern"}),
     Namespace: frozenset(
-        {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
+        {"limits", "name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
     ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""
@@ -116,8 +128,8 @@ def key_names(owner: type) -> set[str]:
 
 
 def places(namespace: Namespace, partition: Partition, sessions: SessionPartition) -> Iterator[Place]:
-    """Yield each kind of key of a namespace, of one partition of a queue, and of one partition of the sessions."""
-    for owner in (partition, sessions, namespace):
+    """Yield each kind of key of a namespace, its limits, one partition of a queue, and one partition of the sessions."""
+    for owner in (partition, sessions, namespace.limits, namespace):
         for name, kind in TABLES[type(owner)].items():
             yield _place(owner, name, kind)
     join, *_ = partition.join_keys(_NAME, _NAME)

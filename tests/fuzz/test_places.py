@@ -6,14 +6,14 @@ import re
 
 import pytest
 from perdure.queues import Namespace, keys
-from perdure.queues.keys import Partition, SessionPartition
+from perdure.queues.keys import LimitKeys, Partition, SessionPartition
 
 from tests.fuzz.places import NO_KEYS, TABLES, key_names, places
 
 LINE = re.compile(r"^    (\{ns\S*) +(stream|zset|hash|string) ", re.MULTILINE)
 
 
-@pytest.mark.parametrize("owner", [Partition, SessionPartition, Namespace])
+@pytest.mark.parametrize("owner", [Partition, SessionPartition, LimitKeys, Namespace])
 def test_every_name_of_the_module_is_mutated_or_makes_no_key(owner: type) -> None:
     assert key_names(owner) - NO_KEYS[owner] == TABLES[owner].keys()
 
