@@ -83,7 +83,10 @@ def encode_group(
         raise ValueError("the arguments of the callback of a group cannot hold secrets")
     head = orjson.loads(form.message(b"{}", task_id="group").envelope)
     del head["id"]
-    listed = [[item.data.decode(), item.key, *([item.limits] if item.limits else ())] for item in items]
+    listed: list[list[Any]] = [[item.data.decode(), item.key] for item in items]
+    for fields, item in zip(listed, items, strict=True):
+        if item.limits:
+            fields.append([list(use) for use in item.limits])
     named = {"envelope": head, "queue": queue, "limit": limit, "errors": errors, "items": listed}
     return orjson.dumps({"group": named, "arguments": orjson.loads(rest)})
 

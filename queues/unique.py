@@ -19,12 +19,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import orjson
 from pydantic_core import from_json
 
-from .argument_keys import By, KeyProblem, canonical, check_by, check_secret, named_values, returned_values
 from .defaults import MAX_SECONDS
 from .durations import Duration, to_seconds
 from .envelope import TaskMessage, is_task_id, plain_data
@@ -33,6 +32,9 @@ from .keys import MarkerKey, Namespace
 from .records import Record, State
 from .transport.gateway import Gateway
 from .transport.scripts import queue_script
+
+if TYPE_CHECKING:
+    from .argument_keys import By
 
 _CLAIM = queue_script("claim_unique")
 
@@ -83,6 +85,8 @@ class Unique:
             object.__setattr__(self, "during", _seconds("a time", self.during))
         elif during not in get_args(UniqueState):
             raise ValueError(f"unique must be 'while_queued', 'while_running' or seconds, got {during!r}")
+        from .argument_keys import check_by
+
         object.__setattr__(self, "by", check_by(self.by, "unique"))
         if self.keep not in (None, *get_args(Keep)):
             raise ValueError(f"keep of unique must be 'first' or 'last', got {self.keep!r}")
@@ -157,6 +161,8 @@ class UniqueTask:
 
     def key(self, given: Mapping[str, Any], secrets: set[str]) -> Any:
         """Return what makes the key of arguments, as JSON data. secrets: names of those that hold secrets."""
+        from .argument_keys import KeyProblem, canonical, check_secret, named_values, returned_values
+
         by, arguments = self.rule.by, {**self.defaults, **given}
         try:
             if callable(by):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..queues.keys import Namespace
 from ..queues.transport.gateway import Gateway
 from .durable.sync.session import call_in_loop, in_handler_thread
-
-if TYPE_CHECKING:
-    from .app import App
+from .task import TaskOwner
 
 T = TypeVar("T")
 
@@ -18,7 +16,7 @@ T = TypeVar("T")
 class LimitedApp:
     """Connection of an app, while it is open."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: TaskOwner) -> None:
         self._app = app
 
     @property

@@ -40,7 +40,7 @@ BlockReason = Literal["running", "total", "rate", "cost", "hold", "open", "unkno
 """Reason for which a token was not given. unknown: no worker has published the limit."""
 
 Outcome = Literal["", "ok", "error"]
-"""What a breaker learns of a task that ends; empty for nothing."""
+"""End of a task as its breakers count it; empty for an end that they do not."""
 
 
 def token_member(partition: Partition, task_id: str, nonce: str) -> str:
@@ -156,8 +156,8 @@ class Released(NamedTuple):
     changes: list[BreakerChange]
 
 
-class Holder(NamedTuple):
-    """Holder of a token. left: seconds until it expires, by the virtual clock."""
+class TokenHolder(NamedTuple):
+    """TokenHolder of a token. left: seconds until it expires, by the virtual clock."""
 
     member: str
     key: str
@@ -180,7 +180,7 @@ class LimitView(NamedTuple):
     defined: Mapping[str, str]
     overrides: Mapping[str, str]
     now: int
-    holders: Sequence[Holder]
+    holders: Sequence[TokenHolder]
     held: int
     waiters: Sequence[str]
     waiting: int
@@ -368,9 +368,9 @@ def _virtual(stored: bytes | None, now: int, step: int) -> int:
     return virtual + max(0, min(now - seen, step))
 
 
-def _holder(member: bytes, score: bytes, virtual: int) -> Holder:
+def _holder(member: bytes, score: bytes, virtual: int) -> TokenHolder:
     key, _, name = member.decode("utf-8", "replace").partition("/")
-    return Holder(name, key, (float(score) - virtual) / 1000)
+    return TokenHolder(name, key, (float(score) - virtual) / 1000)
 
 
 def _texts(flat: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@
 -- score is later than the virtual clock, whether or not anything removed it.
 -- Idempotent by member: what a member holds already is renewed, and neither counted nor charged again, so a reply that was
 -- lost, a mover that confirms, and a message that is delivered again find their token. If the caller dies, the token
--- expires. Bytes that arrive after the release take a token that nobody renews: it expires as well, and until then
+-- expires. Bytes that arrive after the release take a token that no worker renews: it expires as well, and until then
 -- only lets fewer tasks run.
 -- A request that is blocked leaves its waiter where the release of what blocked it looks, in the act that found it full:
 -- so no release comes between. Whatever else unblocks it (time, an operator, an expiry) is found by looking again: of a

@@ -181,7 +181,7 @@ async def test_a_lost_reply_takes_one_token(gateway: Gateway, namespace: Namespa
 # the virtual clock
 
 
-async def test_a_token_that_nobody_renews_expires(store: LimitStore, gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_token_without_renewals_expires(store: LimitStore, gateway: Gateway, namespace: Namespace) -> None:
     await publish(store, Limit("openai", total=1, running=1, by="tenant"))
     assert (await take(store, "dead", use(T1))).granted
     await pass_time(gateway, namespace, LIFE_MS - 1_000)
@@ -206,7 +206,7 @@ async def test_a_token_outlives_a_time_in_which_redis_was_away(
     await release(store, "a")
 
 
-async def test_a_dead_token_expires_after_two_steps_of_a_clock_that_nobody_moved(
+async def test_a_dead_token_expires_after_two_steps_of_a_clock_that_stood_still(
     store: LimitStore, gateway: Gateway, namespace: Namespace
 ) -> None:
     await publish(store, Limit("openai", total=1))
@@ -262,7 +262,7 @@ async def test_an_expired_token_is_not_renewed_for_another_may_be_in_its_place(
     await release(store, "b")
 
 
-async def test_a_token_that_is_gone_in_part_is_told_and_its_rest_renewed(
+async def test_a_token_that_is_gone_in_part_is_reported_and_its_rest_renewed(
     store: LimitStore, gateway: Gateway, namespace: Namespace
 ) -> None:
     await publish(store, Limit("openai", total=1), Limit("session", total=1))
@@ -327,7 +327,7 @@ async def test_a_repeated_release_and_one_without_a_token_do_nothing(store: Limi
     assert (await take(store, "b", use(cost=1))).reason == "cost"
 
 
-async def test_a_waiter_in_memory_is_told_on_the_channel_of_the_limit(
+async def test_a_waiter_in_memory_is_notified_on_the_channel_of_the_limit(
     store: LimitStore, gateway: Gateway, namespace: Namespace
 ) -> None:
     needs_one_server(gateway, "a subscription to its channel")
@@ -346,7 +346,7 @@ async def test_a_waiter_in_memory_is_told_on_the_channel_of_the_limit(
     assert message["data"] in (b"memory/b", "memory/b")
 
 
-async def test_waiters_of_a_limit_expire_where_nobody_looks_again(
+async def test_waiters_of_a_limit_expire_where_no_task_looks_again(
     store: LimitStore, gateway: Gateway, namespace: Namespace
 ) -> None:
     await publish(store, Limit("openai", total=1, running=1, by="tenant"))
@@ -561,7 +561,7 @@ async def test_the_error_of_a_probe_opens_a_breaker_again(
     assert (await take(store, "y")).reason == "open"
 
 
-async def test_a_probe_that_dies_or_tells_nothing_lets_the_next_one_pass(
+async def test_a_probe_that_dies_or_reports_nothing_lets_the_next_one_pass(
     store: LimitStore, gateway: Gateway, namespace: Namespace
 ) -> None:
     await open_it(store)
@@ -610,7 +610,7 @@ async def test_errors_of_an_earlier_window_do_not_count(
 # definitions
 
 
-async def test_the_worker_that_started_last_decides_and_both_apps_are_told(store: LimitStore) -> None:
+async def test_the_worker_that_started_last_decides_and_both_apps_learn_of_it(store: LimitStore) -> None:
     one, two = Limit("openai", total=1, rate="5/m"), Limit("openai", total=2)
     assert await store.publish([one], "a", starts=True) == []
     assert await store.publish([two], "b", starts=True) == [("openai", "a")]

@@ -92,7 +92,8 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
     SessionPartition: frozenset({"namespace", "index", "shared_keys"}),
     LimitKeys: frozenset({"namespace", "place", "of_uses", "pattern"}),
     Namespace: frozenset(
-        {"limits", "name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
+        {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
+        | {"limits"}
     ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""
@@ -128,7 +129,7 @@ def key_names(owner: type) -> set[str]:
 
 
 def places(namespace: Namespace, partition: Partition, sessions: SessionPartition) -> Iterator[Place]:
-    """Yield each kind of key of a namespace, its limits, one partition of a queue, and one partition of the sessions."""
+    """Yield each kind of key of a namespace, its limits, one partition of a queue, and one of the sessions."""
     for owner in (partition, sessions, namespace.limits, namespace):
         for name, kind in TABLES[type(owner)].items():
             yield _place(owner, name, kind)
