@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .durable.journal.handoff.document import Handoff
     from .durable.run import Run
     from .durable.stop_reasons import LimitReason
+    from .task import Task
 
 
 def load_drafts() -> None:
@@ -75,11 +76,13 @@ def observe_limits(run: Run) -> None:
     AdmissionToken.of(run)
 
 
-async def confirm_limits(run: Run) -> LimitReason | None:
-    """Take the tokens that a limited task needs to run; return the limit that has no room."""
-    from .durable.limit_tokens import AdmissionToken
+async def confirm_limits(run: Run, task: Task[Any, Any], arguments: Mapping[str, Any]) -> LimitReason | None:
+    """Take the tokens that a limited task needs to run; return the limit that has no room. Raises `InvalidLimitUse`."""
+    from .durable.limit_tokens import AdmissionToken, add_limits
 
-    admission = run.observer(AdmissionToken)
+    if not run.envelope.limits and task.limits is not None:
+        add_limits(run, task.limits, task.arguments, arguments)
+    admission = run.observer(AdmissionToken) or AdmissionToken.of(run)
     return None if admission is None else await admission.confirm(run)
 
 

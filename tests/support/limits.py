@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perdure import App
+from perdure.queues.admission import Admission
+from perdure.queues.envelope import LimitUse
 from perdure.queues.limits.definition import Limit
-from perdure.queues.limits.store import LimitStore
+from perdure.queues.limits.parked import wake_parked
+from perdure.queues.limits.store import LimitStore, ReleaseRequest
 
 from tests.support.workers import wait_until
 
@@ -17,6 +22,14 @@ def store(app: App) -> LimitStore:
 async def publish(app: App, *limits: Limit) -> None:
     """Publish limits as the worker of another app does."""
     await store(app).publish(limits, "another", starts=True)
+
+
+async def release(app: App, member: str, uses: Sequence[LimitUse]) -> None:
+    """Release a token, and let what waited for it start, as a worker does."""
+    released = await store(app).release([ReleaseRequest(member, uses)])
+    producer = app.producer
+    await wake_parked(producer.gateway, producer.namespace, released.hints)
+    await Admission(producer.gateway, producer.namespace, life=30.0).admit_now(released.hints)
 
 
 async def held(app: App, name: str) -> list[str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+from pydantic_core import from_json
 
 from ...queues.admission import Admission
 from ...queues.envelope import LimitUse
@@ -30,6 +32,7 @@ from ...queues.limits.store import (
     renewal,
     token_member,
 )
+from ...queues.limits.task_limits import TaskLimits
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.pipelining import Argument
@@ -306,6 +309,26 @@ class RunTokens:
         run.cancel(StopReason.LIMIT_LOST, LimitReason(name, answer.retry, of_task=token.admission))
 
 
+def add_limits(run: Run, limits: TaskLimits, encoder: ArgumentEncoder, arguments: Mapping[str, Any]) -> None:
+    """Give a task the limits of its definition that its message has not: it was stored without them.
+
+    Raises `InvalidLimitUse`.
+    """
+    given: Mapping[str, Any] = {}
+    if limits.keyed:
+        if run.envelope.group:
+            return  # its arguments follow from the results of the group
+        given = from_json(encoder.encode_call((), arguments)[0])
+    uses = tuple(use for use, _ in limits.uses(given, {path[0] for path in run.envelope.secrets if path}))
+    run.envelope = run.envelope.model_copy(update={"limits": uses})
+
+
+class ArgumentEncoder(Protocol):
+    """Encoder of the arguments of a task as JSON."""
+
+    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Any]: ...
+
+
 class AdmissionToken(RunObserver):
     """The token of a limited task's message: taken before the handler starts, released after the accepted outcome."""
 
@@ -323,7 +346,7 @@ class AdmissionToken(RunObserver):
     def of(cls, run: Run) -> AdmissionToken | None:
         """Observe a run of a limited task; None in unit tests, without a worker."""
         calls = limit_calls(run)
-        if calls is None:
+        if calls is None or not run.envelope.limits:
             return None
         observer = cls(run, calls)
         run.observe(observer)

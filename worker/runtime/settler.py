@@ -59,6 +59,9 @@ _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KEPT_FOR_CLEANUP: Final = 7 * 86_400.0
 """Seconds for which the record of a task is kept at least, if a clean-up task is to read it."""
 
+_LIMITS: Final = b'"limits":['
+"""Part of an envelope that has limits; in a text, its quotes would be escaped."""
+
 _OTHER_CODE: Final = (
     "{}; such tasks go back to the queue for workers with other code, up to {} times each, then they become dead "
     "letters; further ones are logged at DEBUG"
@@ -197,6 +200,7 @@ class Settler:
             entries=run.last_entry,
             event=limited.stop.value if started else "",
             data={"limit": limited.limit},
+            envelope=b"" if _LIMITS in run.delivery.fields.get(b"env", b"") else run.envelope.encode(),
         )
 
     def _park(self, run: Run, parked: ParkReason, counters: Counters, last: int) -> Awaitable[None]:

@@ -465,9 +465,9 @@ async def test_a_token_that_was_taken_away_is_taken_again(app: App) -> None:
 async def test_a_run_whose_token_another_one_has_stops(app: App) -> None:
     """It returns to its queue at no cost, and is parked where it uses the limit."""
     from perdure.queues.envelope import LimitUse
-    from perdure.queues.limits.store import ReleaseRequest, TakeRequest
+    from perdure.queues.limits.store import TakeRequest
 
-    from tests.support.limits import store
+    from tests.support.limits import release, store
 
     await publish(app, ONE)
     inside = asyncio.Event()
@@ -501,7 +501,7 @@ async def test_a_run_whose_token_another_one_has_stops(app: App) -> None:
         assert stops == ["limit"]
         record = await handle.record()
         assert (record.attempts, record.crashes) == (0, 0)
-        await store(app).release([ReleaseRequest("other/0/task/1", uses)])
+        await release(app, "other/0/task/1", uses)
         assert await handle.result(timeout=60) == "wait"
     assert "limit_lost" in [event.type for event in await history(handle)]
     assert "d:before" in await recorded_steps(app, handle)

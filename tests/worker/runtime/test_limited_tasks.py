@@ -9,9 +9,9 @@ import anyio
 import pytest
 from perdure import App, Context, Retry, State, TaskFailed, TaskHandle
 from perdure.queues.envelope import LimitUse
-from perdure.queues.limits.store import ReleaseRequest, TakeRequest
+from perdure.queues.limits.store import TakeRequest
 
-from tests.support.limits import held, is_free, store
+from tests.support.limits import held, is_free, release, store
 from tests.support.workers import (
     bounded,
     history,
@@ -207,7 +207,7 @@ async def test_a_message_without_a_token_waits_where_there_is_no_room(app: App) 
         found = await handle.record()
         assert (found.attempts, found.crashes) == (0, 0)
         assert runs == []
-        await store(app).release([ReleaseRequest("other/0/task/1", uses)])
+        await release(app, "other/0/task/1", uses)
         await handle.result(timeout=60)
     assert runs == [handle.id]
 
@@ -240,7 +240,7 @@ async def test_a_run_whose_token_another_task_has_waits_and_resumes_at_its_step(
         worker._heartbeat.renew_now()
         await has_state(handle, State.LIMITED)
         assert stops == ["limit"]
-        await store(app).release([ReleaseRequest("other/0/task/1", uses)])
+        await release(app, "other/0/task/1", uses)
         assert await handle.result(timeout=60) == "a wait"
         await is_free(app, "one")
     record = await handle.record()
@@ -270,6 +270,26 @@ async def test_a_handler_uses_the_limit_of_its_task_without_another_token(app: A
         await is_free(app, "units")
         third = await work.enqueue(1)
         await has_state(third, State.LIMITED)
+
+
+async def test_a_task_that_was_stored_without_limits_obeys_those_of_its_definition(app: App) -> None:
+    """Such as by a producer that names the queue, or before a deploy that gave the task limits."""
+    overlap = {"a": Overlap(), "b": Overlap()}
+    tenants = app.limit("tenants", running=1, by="tenant")
+
+    @app.task(limits=[tenants])
+    async def work(ctx: Context, tenant: str) -> None:
+        with overlap[tenant]:
+            await asyncio.sleep(0.01)
+
+    handles = [await app.producer.enqueue("work", {"tenant": tenant}, queue="limited") for tenant in "abababab"]
+    assert {await handle.status() for handle in handles} == {State.QUEUED}
+    async with running_worker(app, concurrency=8):
+        for handle in handles:
+            await handle.result(timeout=30)
+        await is_free(app, "tenants")
+    assert [seen.largest for seen in overlap.values()] == [1, 1]
+    assert (await handles[0].record()).attempts == 1
 
 
 async def test_a_burst_works_off_tasks_that_wait_for_each_other(app: App) -> None:

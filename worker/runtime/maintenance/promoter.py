@@ -117,9 +117,7 @@ class Promoter:
             return another * RUNTIME.uniform(1.0, 1.2)
         _, (_, until_next) = await asyncio.gather(
             self._touch_again(partition),
-            promote_due(
-                self._gateway, partition, on_requests=partial(self._cancel, partition), admit=self._admit
-            ),
+            promote_due(self._gateway, partition, on_requests=partial(self._cancel, partition), admit=self._admit),
         )  # in one round trip
         return _MAX_SLEEP if until_next is None else min(until_next, _MAX_SLEEP)
 
@@ -144,9 +142,7 @@ class Promoter:
         if wait <= 0:
             self._clock_moved = now
             namespace = Namespace(partition.namespace)
-            admission = Admission(
-                self._gateway, namespace, life=life, on_dropped=self._drop, on_change=log_change
-            )
+            admission = Admission(self._gateway, namespace, life=life, on_dropped=self._drop, on_change=log_change)
             return (await admission.admit_due(partition)).wait
         if now - self._clock_moved >= (self._lease() or TOKEN_LIFE) / 3:
             self._clock_moved = now

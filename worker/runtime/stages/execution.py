@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from ....deadletter.policy import Reason, backoff
-from ....queues.errors import PerdureError
+from ....queues.errors import InvalidLimitUse, PerdureError
 from ...context import Context
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason
@@ -51,12 +51,16 @@ Stage = Callable[[Execution], Outcome | Coroutine[Any, Any, Outcome | None] | No
 
 def check_limits(execution: Execution) -> Coroutine[Any, Any, Outcome | None] | None:
     """Stage: start a limited task only with the tokens of its limits; without room it waits in their list."""
-    return _confirm_limits(execution) if execution.run.envelope.limits else None
+    limited = execution.run.envelope.limits or execution.task.limits is not None
+    return _confirm_limits(execution) if limited else None
 
 
 async def _confirm_limits(execution: Execution) -> Outcome | None:
     run = execution.run
-    full = await confirm_limits(run)
+    try:
+        full = await confirm_limits(run, execution.task, execution.arguments)
+    except InvalidLimitUse as invalid:
+        return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
     return None if full is None else Limited(full.limit, full.retry, run.history.counters)
 
 
