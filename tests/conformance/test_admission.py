@@ -90,7 +90,9 @@ async def test_each_key_has_its_turn(gateway: Gateway, namespace: Namespace) -> 
     while len(found := await ready(gateway, partition)) > len(order):
         order = found
         uses = many if found[-1].startswith("many") else few
-        hints = await release(gateway, namespace, partition, uses, found[-1], await nonce(gateway, partition, found[-1]))
+        hints = await release(
+            gateway, namespace, partition, uses, found[-1], await nonce(gateway, partition, found[-1])
+        )
         await admit_hinted(gateway, namespace, hints)
     assert order == ["many-0", "few-0", "many-1", "few-1", "many-2", "few-2", "many-3", "many-4"]
 

@@ -131,9 +131,7 @@ def test_a_message_that_a_fault_delayed_was_charged_before() -> None:
 
 def test_starts_before_and_after_the_clock_was_set_back_are_not_compared() -> None:
     late = [event for event in paced(1.0, 1.0, 1.0, 1.0)]
-    again = [
-        event for number in range(2) for event in task(f"q{number}", "paced", "pace", 1.1, 1.12, entry=1.09)
-    ]
+    again = [event for number in range(2) for event in task(f"q{number}", "paced", "pace", 1.1, 1.12, entry=1.09)]
     assert rules(*late, *again) == {"above the rate"}
     back = fault("clock", 1.05, 1.06, seconds=-5)
     assert rules(*late, *again, *back) == set()

@@ -60,12 +60,16 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "a limit lets one more start": (("count(all) >= limit.total", "count(all) > limit.total"),),
     "the number of a key is not counted": (("if limit.running and key ~= '-'", "if false and key ~= '-'"),),
     "a start is not charged": (("rate.due = rate.due + rate.interval", ""),),
-    "a rate lets too many start": (("- rate.burst * rate.interval - PRECISE", "- 2 * rate.burst * rate.interval - PRECISE"),),
+    "a rate lets too many start": (
+        ("- rate.burst * rate.interval - PRECISE", "- 2 * rate.burst * rate.interval - PRECISE"),
+    ),
     "tokens expire when the clock is set": (("math.min(passed, step)", "passed"),),
     "a token that has expired is renewed": (("if held and held > virtual then", "if held then"),),
     "a token is not released": (("if redis.call('ZREM', holders(name, '-'), entry) == 1 then", "if false then"),),
     "a release leaves the token of the key": (("redis.call('ZREM', holders(name, key), member)", ""),),
-    "tokens are not renewed": (("redis.call('ZADD', holders(name, '-'), 'XX', 'GT'", "redis.call('ZCARD', holders(name, '-')) -- "),),
+    "tokens are not renewed": (
+        ("redis.call('ZADD', holders(name, '-'), 'XX', 'GT'", "redis.call('ZCARD', holders(name, '-')) -- "),
+    ),
 }
 """Defects, each as parts of scripts and what they are instead: of earlier versions, of waits, joins, streams, limits."""
 

@@ -25,7 +25,18 @@ _TOKEN_LIFE: Final = 30.0
 """Seconds for which a process that took a token may wait before it admits the task."""
 
 _PROMPT: Final = frozenset(
-    {"kill", "kill_host", "kill_supervisor", "kill_all", "kill_producer", "replay", "resume", "exit", "poison", "settings"}
+    {
+        "kill",
+        "kill_host",
+        "kill_supervisor",
+        "kill_all",
+        "kill_producer",
+        "replay",
+        "resume",
+        "exit",
+        "poison",
+        "settings",
+    }
 )
 """Faults that delay nothing: what they hit does nothing more, or is not concerned."""
 
