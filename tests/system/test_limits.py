@@ -126,7 +126,7 @@ async def test_a_frozen_worker_neither_releases_the_token_of_the_next_run_nor_ke
 async def test_a_frozen_worker_stops_its_call_when_another_one_has_its_token(
     producer: Producer, processes: WorkerProcesses, task: str
 ) -> None:
-    """Its token expires with its lease, and the next task gets it. The frozen call overlaps until the worker notices."""
+    """Its token expires with its lease, the next task gets it, and the frozen call overlaps until it is stopped."""
     frozen = await processes.start(concurrency=1).ready()
     first = await enqueue(producer, task, "first")
     await processes.line("begin", "first", pid=frozen.pid)

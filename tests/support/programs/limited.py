@@ -1,7 +1,7 @@
 """A worker process whose tasks use limits, and note in the journal when they are inside.
 
-Lines of the journal: process, what happened, name of the task. `begin` and `end` are in the order in which they happened,
-whatever the processes. A task waits inside until the test pushes a token of its name.
+Lines of the journal: process, what happened, name of the task. `begin` and `end` are in the order in which they
+happened, whatever the processes. A task waits inside until the test pushes a token of its name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def note(what: str, name: str) -> None:
 async def wait_for_token(name: str) -> None:
     gateway = app.producer.gateway
     key = f"{{{app.settings.namespace}}}:token:{name}"
-    while await gateway.command("LPOP", key) is None:
+    while await gateway.command("LPOP", key) is None:  # noqa: ASYNC110 - the test pushes it
         await anyio.sleep(0.01)
 
 
