@@ -11,16 +11,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from pydantic_core import from_json
+
+from ..catalog import CatalogTask, read_catalog
 from ..envelope import NO_KEY
-from ..errors import Refused
+from ..errors import QueueError, Refused
 from ..inspection.views import queue_partitions
 from ..keys import Namespace, Partition
+from ..records import Record, read_tasks
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Command
 from ..transport.scripts import pairs
 from ..wording import duration, iso_time
 from .control import LimitNote, read_notes
+from .definition import label_text
 from .store import LimitStore, LimitView, parse_member
+from .task_limits import UseOfLimit
 
 _KEYS: Final = 1_000
 """Waiting keys of a ring whose tasks are counted."""
@@ -220,12 +226,11 @@ async def show_limit(gateway: Gateway, namespace: Namespace, name: str, *, most:
     status = _status(view, waiting)
     if not (_is_known(view) or view.held or waiting.keys):
         return None
-    texts = await _labels(
-        gateway,
-        namespace,
-        name,
-        [*(holder.key for holder in view.holders), *(key.key_of(name) for key in waiting.keys)],
-    )
+    tasks = {key.key_of(name): (key.queue, key.partition, key.task_id) for key in waiting.keys}
+    for holder in view.holders:
+        if (place := parse_member(holder.member)) is not None:
+            tasks[holder.key] = (place.queue, place.partition, place.task_id)
+    texts = await _labels(gateway, namespace, name, tasks)
     keys = [key._replace(label=texts[key.key_of(name)]) for key in waiting.keys]
     return LimitDetails(status, _holders(view, texts), keys, waiting.tasks, notes)
 
@@ -299,15 +304,55 @@ def _holders(view: LimitView, texts: Mapping[str, str]) -> list[LimitHolder]:
     for holder in view.holders:
         place = parse_member(holder.member)
         task = (holder.member, "", 0) if place is None else (place.task_id, place.queue, place.partition)
-        found.append(LimitHolder(*task, texts[holder.key], max(0.0, holder.left)))
+        found.append(LimitHolder(*task, texts.get(holder.key, holder.key), max(0.0, holder.left)))
     return found
 
 
-async def _labels(gateway: Gateway, namespace: Namespace, name: str, digests: Sequence[str]) -> dict[str, str]:
-    """Return the texts of keys of a limit; the digest where the text is not known, nothing for no key."""
-    places = [(name, digest) for digest in sorted({*digests} - {NO_KEY})]
+_Place = tuple[str, int, str]
+"""Queue, partition and id of a task."""
+
+
+async def _labels(gateway: Gateway, namespace: Namespace, name: str, tasks: Mapping[str, _Place]) -> dict[str, str]:
+    """Return the texts of keys of a limit by their digests; the digest where it is not known, nothing for no key.
+
+    The text of a key of `ctx.limit` is stored. That of a task is made of its arguments, by the catalog: so no task that
+    starts writes one. tasks: a task of each digest.
+    """
+    places = [(name, digest) for digest in sorted(tasks.keys() - {NO_KEY})]
     known = await LimitStore(gateway, namespace).labels(places) if places else {}
-    return {NO_KEY: ""} | {digest: known.get((name, digest), digest) for _, digest in places}
+    found = {digest: known[name, digest] for _, digest in places if (name, digest) in known}
+    unknown = {digest: tasks[digest] for _, digest in places if digest not in found}
+    if unknown:
+        found |= await _texts_of_tasks(gateway, namespace, name, unknown)
+    return {NO_KEY: ""} | {digest: digest for _, digest in places} | found
+
+
+async def _texts_of_tasks(
+    gateway: Gateway, namespace: Namespace, name: str, tasks: Mapping[str, _Place]
+) -> dict[str, str]:
+    """Return the texts of the keys that the arguments of tasks make, by their digests, of those that are known."""
+    catalog = await read_catalog(gateway, namespace)
+    by_partition: dict[Partition, list[str]] = defaultdict(list)
+    for queue, index, task_id in tasks.values():
+        by_partition[Partition(namespace.name, queue, index)].append(task_id)
+    texts: dict[str, str] = {}
+    for partition, task_ids in by_partition.items():
+        for record in await read_tasks(gateway, partition, task_ids):
+            if record is not None and record.task is not None:
+                for use, values in _uses(record, catalog.named(record.task, record.app)):
+                    if use.name == name and values is not None:
+                        texts[use.key] = label_text(values)
+    return texts
+
+
+def _uses(record: Record, tasks: Sequence[CatalogTask]) -> Sequence[UseOfLimit]:
+    """Return the uses of limits of a task by its arguments; none if these or its definition cannot be read."""
+    try:
+        arguments = from_json(record.shown_arguments() or b"")
+        limits = tasks[0].task_limits() if tasks else None
+        return [] if limits is None else limits.uses(arguments, ())
+    except (QueueError, ValueError, TypeError):  # such as a key that only the app can make
+        return []
 
 
 async def waiting_for(

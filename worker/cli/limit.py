@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...queues.admission import admit_now
+from ...queues.admission import Admission
 from ...queues.defaults import nearest
 from ...queues.durations import parse_duration
 from ...queues.keys import check_name
@@ -272,7 +272,7 @@ def _control(producer: Producer, name: str, by: str | None) -> LimitControl:
 
 
 async def _admit(producer: Producer, hints: Sequence[str]) -> None:
-    await admit_now(producer.gateway, producer.namespace, hints, life=TOKEN_LIFE)
+    await Admission(producer.gateway, producer.namespace, life=TOKEN_LIFE).admit_now(hints)
 
 
 async def _published(producer: Producer, name: str) -> LimitView:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from perdure import Producer, Settings
+from perdure import App, Context, Producer, Settings
 from perdure.queues.envelope import LimitUse
 from perdure.queues.limits.definition import Breaker, Limit, key_digest
 from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest, token_member
+from pydantic import SecretStr
 
-from tests.support.command_line import Answer, call
+from tests.support.command_line import BOUND, Answer, call
+from tests.support.workers import running_worker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
 
@@ -209,3 +214,101 @@ async def test_of_two_operators_the_second_one_does_not_undo_the_first(fleet: Fl
     answers = await asyncio.gather(*(tool("set", "openai", f"{name}=2") for name in ("total", "running", "burst")))
     assert {answer.code for answer in answers} == {0}
     assert (await tool("show", "openai", "--json")).json["changed"] == ["burst", "running", "total"]
+
+
+# with tasks and workers
+
+
+class Crawl:
+    """An app whose tasks run until they are let go."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.app = App("crawl", settings=settings)
+        self.go = asyncio.Event()
+        pages = self.app.limit("pages", total=2, running=1, by=("tenant", "part"))
+        session = self.app.limit("session", running=1, by="tenant", ordered=True)
+
+        @self.app.task(limits=[pages])
+        async def fetch(ctx: Context, tenant: str, part: int = 1) -> str:
+            await self.go.wait()
+            return tenant
+
+        @self.app.task(limits=[session])
+        async def reply(ctx: Context, tenant: str) -> None:
+            await self.go.wait()
+
+        self.fetch, self.reply = fetch, reply
+
+    async def held(self, count: int, limit: str = "pages") -> Any:
+        """Wait until so many tasks hold the limit; return what is shown then."""
+        shown: Any = None
+
+        async def is_held() -> bool:
+            nonlocal shown
+            answer = await tool("show", limit, "--json")
+            shown = answer.json if answer.code == 0 else None
+            return shown is not None and shown["held"] == count
+
+        await wait_until(is_held, f"{count} tasks hold {limit}")
+        return shown
+
+
+@pytest.fixture
+async def crawl(settings: Settings) -> AsyncIterator[Crawl]:
+    crawl = Crawl(settings)
+    async with crawl.app, running_worker(crawl.app):
+        yield crawl
+        crawl.go.set()
+
+
+async def test_what_waits_is_counted_and_its_keys_are_named(crawl: Crawl) -> None:
+    handles = await crawl.fetch.enqueue_many([{"tenant": "acme"}] * 3 + [{"tenant": "small"}])
+    await crawl.held(2)
+    handles.append(await crawl.fetch.enqueue("third"))
+    shown = await crawl.held(2)
+    assert {holder["key"] for holder in shown["holders"]} == {"acme, 1", "small, 1"}
+    assert (shown["waiting"], shown["waiting_by_queue"]) == (3, {"crawl": 3})
+    waiting = {key["key"]: key for key in shown["waiting_keys"]}
+    assert {key: row["tasks"] for key, row in waiting.items()} == {"acme, 1": 2, "third, 1": 1}
+    assert waiting["acme, 1"]["first"] == handles[1].id
+    assert waiting["third, 1"]["limits"] == ["pages"]
+    [row] = [line.split() for line in (await tool("list")).out.splitlines() if line.startswith("pages")]
+    assert row[-2:] == ["2", "3"]
+    crawl.go.set()
+    assert [await handle.result(BOUND) for handle in handles] == ["acme", "acme", "acme", "small", "third"]
+
+
+async def test_a_raised_number_and_a_release_start_what_waits_at_once(crawl: Crawl) -> None:
+    await crawl.held(0)
+    assert (await tool("hold", "pages", "1h")).code == 0
+    handles = await crawl.fetch.enqueue_many({"tenant": f"t{number}"} for number in range(4))
+    assert (await tool("release", "pages", "--json")).json["held"] == 2
+    assert (await tool("set", "pages", "total=4", "--json")).json["held"] == 4
+    crawl.go.set()
+    assert [await handle.result(BOUND) for handle in handles] == ["t0", "t1", "t2", "t3"]
+
+
+async def test_tasks_of_an_ordered_key_that_run_do_not_count_as_waiting(crawl: Crawl) -> None:
+    handles = await crawl.reply.enqueue_many([{"tenant": "acme"}] * 3)
+    shown = await crawl.held(1, "session")
+    assert shown["holders"][0]["task_id"] == handles[0].id
+    [key] = shown["waiting_keys"]
+    assert (key["tasks"], key["first"], key["key"]) == (2, handles[1].id, "acme")
+    crawl.go.set()
+    for handle in handles:
+        await handle.result(BOUND)
+
+
+async def test_keys_of_encrypted_tasks_are_shown_to_those_who_have_the_key(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = base64.b64encode(b"k" * 32).decode()
+    crawl = Crawl(settings.model_copy(update={"encryption_keys": SecretStr(key)}))
+    async with crawl.app, running_worker(crawl.app):
+        handle = await crawl.fetch.enqueue("acme")
+        digest = (await crawl.held(1))["holders"][0]["key"]
+        assert re.fullmatch("[0-9a-f]{16}", digest)
+        monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", key)
+        assert (await crawl.held(1))["holders"][0]["key"] == "acme, 1"
+        crawl.go.set()
+        await handle.result(BOUND)
