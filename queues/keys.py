@@ -67,10 +67,13 @@ on one server.
                                                               else 400 days after it is due; or for the window of
                                                               seconds, see unique.py
     {ns:~limits:0}:clock          string  workers             virtual clock of the limits, see lua/limits.lua
+    {ns:~limits:0}:limits         zset    workers             names of limits by their last registration (ms); TTL of 30
+                                                              days, renewed
     {ns:~limits:0}:limit:NAME     hash    workers             definition of a limit, its hold and its breaker; TTL of 30
                                                               days, renewed
-    {ns:~limits:0}:control:limit:NAME  hash  operators        what operators have set in place of the definition
-    {ns:~limits:0}:control:limits stream  operators           who has set what; at most 1,000
+    {ns:~limits:0}:control:limit:NAME  hash  operators        what operators have set in place of the definition, until
+                                                              it is reset
+    {ns:~limits:0}:control:limits stream  operators, workers  who has set what; about 1,000; TTL of a year, renewed
     {ns:~limits:0}:holders:NAME   zset    workers             tokens of a limit (score: virtual ms of their expiry)
     {ns:~limits:0}:holders:NAME:KEY  zset  workers            tokens of one key of the limit
     {ns:~limits:0}:waiters:NAME   zset    workers             what waits for a token (score: virtual ms); TTL of an hour
@@ -209,6 +212,7 @@ _TYPES: Final = {
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
         *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
+        "limits",
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -468,6 +472,10 @@ class LimitKeys:
         return f"{self._tag}:clock"
 
     @property
+    def names(self) -> str:
+        return f"{self._tag}:limits"
+
+    @property
     def audit(self) -> str:
         return f"{self._tag}:control:limits"
 
@@ -496,13 +504,10 @@ class LimitKeys:
 
     def of_uses(self, uses: Iterable[tuple[str, str]]) -> Iterator[str]:
         """Yield the keys that scripts make for limits and keys."""
+        yield self.names
         for name, key in dict.fromkeys(uses):
             yield from (self.limit(name), self.control(name), self.holders(name), self.waiters(name))
             yield from (self.holders(name, key), self.waiters(name, key), self.rate(name, key), self.cost(name, key))
-
-    def pattern(self, kind: str) -> str:
-        """Return the SCAN pattern of the keys of one kind, such as `limit`."""
-        return f"{self._tag}:{kind}:*"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ from .definition import Limit
 TOKEN_LIFE: Final = 30.0
 """Seconds after which a token expires that nothing renews, by the virtual clock; a longer lease in place of it."""
 
+MAX_NAMES: Final = 10_000
+"""Largest number of limits of a namespace that are listed."""
+
 MEMORY: Final = "memory"
 """First part of the waiters that a process wakes by itself; others name a place: `QUEUE/PARTITION/...`."""
 
@@ -279,18 +282,9 @@ class LimitStore:
         return until
 
     async def names(self) -> list[str]:
-        """Return the names of the limits that are published or that operators have set, sorted."""
-        found: set[str] = set()
-        for kind in ("limit", "control:limit"):
-            pattern, cursor = self._keys.pattern(kind), b"0"
-            while True:
-                cursor, keys = await self._gateway.command(
-                    "SCAN", cursor, "MATCH", pattern, "COUNT", 1000, node_of=self._keys.clock
-                )
-                found |= {key.decode("utf-8", "replace").rpartition(":")[2] for key in keys}
-                if cursor == b"0":
-                    break
-        return sorted(filter(is_name, found))
+        """Return the names of the limits that workers have published, sorted."""
+        members = await self._gateway.command("ZRANGE", self._keys.names, 0, MAX_NAMES - 1)
+        return sorted(name for member in members if is_name(name := member.decode("utf-8", "replace")))
 
     async def read(self, names: Sequence[str], *, most: int = 100) -> list[LimitView]:
         """Return limits as people see them. most: holders and waiters of each."""

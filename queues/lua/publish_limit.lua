@@ -25,6 +25,9 @@ while at <= #ARGV do
   local held = tonumber(redis.call('HGET', where, 'hold') or '') or 0
   redis.call('PEXPIRE', where, text(math.max(KEPT, held - NOW)))
   drop_expired(name, 100)
+  redis.call('ZADD', TAG .. 'limits', 'GT', text(NOW), name)
   at = at + 3 + size
 end
+redis.call('ZREMRANGEBYSCORE', TAG .. 'limits', '-inf', text(NOW - KEPT))
+keep(TAG .. 'limits')
 return others

@@ -55,6 +55,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
     },
     LimitKeys: {
         "clock": "string",
+        "names": "zset",
         "audit": "stream",
         "limit": "hash",
         "control": "hash",
@@ -90,7 +91,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
 NO_KEYS: Final[dict[type, frozenset[str]]] = {
     Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys", "join_keys"}),
     SessionPartition: frozenset({"namespace", "index", "shared_keys"}),
-    LimitKeys: frozenset({"namespace", "place", "of_uses", "pattern"}),
+    LimitKeys: frozenset({"namespace", "place", "of_uses"}),
     Namespace: frozenset(
         {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
         | {"limits"}

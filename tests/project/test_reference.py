@@ -14,7 +14,7 @@ import pytest
 from perdure.deadletter.policy import Reason
 from perdure.queues import State
 from perdure.queues import errors as queue_errors
-from perdure.queues.keys import Namespace, Partition, SessionPartition, junk_keys
+from perdure.queues.keys import LimitKeys, Namespace, Partition, SessionPartition, junk_keys
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
 from perdure.worker.durable.journal.event import BUILT_IN
@@ -201,27 +201,36 @@ PLACEHOLDERS = {
     "name": "NAME",
     "agent": "AGENT",
     "group": "GROUP",
+    "key": "KEY",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
-NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique"}
+NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique", "limits"}
+NO_KEYS_OF_LIMITS: Final = {"namespace", "place", "of_uses"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
 
-def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
+def keys_of(owner: Namespace | Partition | SessionPartition | LimitKeys) -> set[str]:
     """Return every key that the members of `owner` build, with placeholders for their parameters."""
     found: set[str] = set()
+    without = NO_KEYS_OF_LIMITS if isinstance(owner, LimitKeys) else NO_KEYS
     for member in dir(owner):
-        if member.startswith("_") or member in NO_KEYS:
+        if member.startswith("_") or member in without:
             continue
         value: str | tuple[str, ...] | Callable[..., str | tuple[str, ...]] = getattr(owner, member)
         if callable(value):
-            value = value(*(PLACEHOLDERS[name] for name in inspect.signature(value).parameters))
+            parameters = inspect.signature(value).parameters
+            if any(parameter.default is not parameter.empty for parameter in parameters.values()):
+                found.add(str(value("NAME")))  # of all keys of a limit
+            value = value(*(PLACEHOLDERS[name] for name in parameters))
         keys = (value,) if isinstance(value, str) else value
         found.update(key.replace(":0}", ":n}").replace(":ID:GROUP", ":PARENT:GROUP") for key in keys)
     if isinstance(owner, Namespace):
         found.add(re.sub(r"~tokens:\d+\}:token:.*", "~tokens:n}:token:DIGEST", owner.token("x").key))
         found.add(re.sub(r"~unique:\d+\}:unique:.*", "~unique:n}:unique:DIGEST", owner.unique("0" * 32).key))
         found.discard("")
+    if isinstance(owner, LimitKeys):
+        without_keys = {owner.rate("NAME"), owner.cost("NAME")}
+        return {key.replace(":n}", ":0}") for key in found} - without_keys
     tag, end, _ = min(found, key=len).partition("}:")
     return found | set(junk_keys(f"{tag}{end}NAME"))
 
@@ -231,10 +240,13 @@ def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
     [
         ("Keys of a partition", Namespace("ns").partition("queue")),
         ("Keys of sessions", SessionPartition("ns", 0)),
+        ("Keys of limits", Namespace("ns").limits),
         ("Keys of a namespace", Namespace("ns")),
     ],
 )
-def test_storage_page_lists_every_key_once(title: str, owner: Namespace | Partition | SessionPartition) -> None:
+def test_storage_page_lists_every_key_once(
+    title: str, owner: Namespace | Partition | SessionPartition | LimitKeys
+) -> None:
     assert_same(names(section("storage.md", title)), keys_of(owner))
 
 

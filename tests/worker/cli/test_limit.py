@@ -273,7 +273,7 @@ async def test_what_waits_is_counted_and_its_keys_are_named(crawl: Crawl) -> Non
     assert waiting["acme, 1"]["first"] == handles[1].id
     assert waiting["third, 1"]["limits"] == ["pages"]
     [row] = [line.split() for line in (await tool("list")).out.splitlines() if line.startswith("pages")]
-    assert row[-2:] == ["2", "3"]
+    assert row[-3:] == ["2", "3", "-"]
     crawl.go.set()
     assert [await handle.result(BOUND) for handle in handles] == ["acme", "acme", "acme", "small", "third"]
 
