@@ -22,7 +22,7 @@ from typing import Final
 from ..errors import ServerFull
 from ..junk import split
 from ..keys import LEFT_TTL_MS, Namespace, Partition
-from ..lanes import Lane
+from ..lanes import LANES, Lane, first_index
 from ..transport.gateway import Gateway
 from ..transport.scripts import milliseconds, queue_script
 from .resharding import PartitionStatus, close_previous, open_again, partition_status, sync_route
@@ -95,6 +95,7 @@ class _Queue:
     route: Route = SINGLE
     lanes: dict[Lane, _Lane] = field(default_factory=dict)
     members: set[str] = field(default_factory=set)
+    searched: int = 0
 
 
 class PartitionAssignment:
@@ -154,6 +155,9 @@ class PartitionAssignment:
         """Read the routes and the members, complete unfinished changes, and check which partitions are drained."""
         for queue in self._queues:
             queue.route = await sync_route(self._gateway, self._namespace, queue.name, queue.route, queue.wanted)
+            if lost := await self._lost_lanes(queue):
+                queue.wanted |= lost
+                queue.route = await sync_route(self._gateway, self._namespace, queue.name, queue.route, lost)
             for name in queue.route.lanes:
                 lane = queue.lanes.setdefault(name, _Lane(queue.name))
                 lane.route = queue.route.of(name) or lane.route
@@ -165,6 +169,22 @@ class PartitionAssignment:
                 queue.members = await join_group(self._gateway, self._namespace, queue.name, self._worker, _MEMBER_TTL)
             for lane in queue.lanes.values():
                 await self._follow(queue, lane)
+
+    async def _lost_lanes(self, queue: _Queue) -> set[Lane]:
+        """Return lanes with tasks that the route does not have: the server lost it after a producer had read it.
+
+        That producer has stored tasks since, and stores the route again with the next one at the earliest. Some
+        partitions of each lane, the next ones each time.
+        """
+        missing = [lane for lane in LANES if lane not in queue.route.lanes]
+        start = queue.searched if queue.searched < queue.route.last.count else 0
+        queue.searched = min(start + _CHECKS, queue.route.last.count)
+        numbers = range(start, queue.searched)
+        partitions = [
+            self._namespace.partition(queue.name, first_index(lane) + number) for lane in missing for number in numbers
+        ]
+        found = await self._gateway.pipeline([("EXISTS", one.ready, one.due, one.timeline) for one in partitions])
+        return {partition.lane for partition, exists in zip(partitions, found, strict=True) if exists}
 
     def want(self, queue: str, lane: Lane) -> None:
         """Add a lane to the route of a queue of this worker, at the next refresh: a producer may not."""

@@ -127,6 +127,20 @@ async def test_a_lane_that_the_server_lost_comes_back_from_a_worker_that_knows_i
     assert handle.partition in assignment.read_from
 
 
+@pytest.mark.parametrize("delay", [0, 60])
+async def test_a_lane_that_only_its_producer_knows_is_found_by_its_tasks(
+    gateway: Gateway, namespace: Namespace, producer: Producer, delay: float
+) -> None:
+    """The server lost the route before a worker had read it; the task was stored by the route that the producer knew."""
+    await set_partitions(gateway, namespace, "default", 3)
+    await producer.enqueue("t", queue="default", priority="low")
+    await gateway.command("HSET", namespace.queues, "default", "3")
+    handle = await producer.enqueue("t", queue="default", priority="low", delay=delay)
+    assignment = await known_by(gateway, namespace)
+    assert handle.partition in assignment.read_from
+    assert (await _stored(gateway, namespace)).lanes == ("normal", "low")
+
+
 async def test_a_route_of_an_earlier_version_gets_lanes(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
