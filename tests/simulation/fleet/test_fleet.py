@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from perdure.queues.keys import Namespace
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.keys import Namespace, Partition
 from perdure.queues.partitions.assignment import PartitionAssignment
 from perdure.queues.partitions.router import PartitionRouter
 from perdure.queues.sessions import turns
@@ -96,6 +97,23 @@ def test_tasks_of_a_key_that_are_delivered_out_of_order_are_seen(monkeypatch: py
 
     monkeypatch.setattr(PartitionAssignment, "_is_drained", is_drained)
     assert kinds(plan) == ["key order"]
+
+
+# lanes
+
+
+def test_a_lane_that_no_worker_reads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = ("idle", "low", "", "high")
+    tasks = tuple(replace(chain(f"t{number}", 0.5, 2, 0.1), lane=lane) for number, lane in enumerate(lanes))
+    plan = Plan(1, 1, 1.0, tasks, (Fault(0.6, "kill", 0, 0.5),), slots=2)
+    assert kinds(plan) == []
+    read_from = Consumer._set_read_from
+
+    def without_idle(consumer: Consumer, partitions: Sequence[Partition]) -> None:
+        read_from(consumer, [partition for partition in partitions if partition.lane != "idle"])
+
+    monkeypatch.setattr(Consumer, "_set_read_from", without_idle)
+    assert kinds(plan) == ["no progress"]
 
 
 # rolling deployments
