@@ -7,8 +7,8 @@ last one of its process:
 1. The look (look_limited.lua) only reads: which tasks have their turn.
 2. Tokens are taken in the slot of the limits, for all of these tasks in one script. What is blocked is noted there as
    waiting, so that the next release names it. A token that is not used expires.
-3. The admission (admit_limited.lua) compares state and place of each task, adds it to the stream with its token, and notes
-   when the other KEYIDs are looked at again. A token of a task that was not admitted is released.
+3. The admission (admit_limited.lua) compares state and place of each task, adds it to the stream with its token, and
+   notes when the other KEYIDs are looked at again. A token of a task that was not admitted is released.
 
 Hints of releases may be lost: each KEYID that waits has a time at which it is looked at in any case.
 """
@@ -46,13 +46,13 @@ _ROUNDS: Final = 20
 """Looks of one call: the other chores of the worker come next."""
 
 _ORDERED_LOOK: Final = 60_000
-"""Milliseconds until a look at an ordered KEYID whose next task has not ended; its end gives the KEYID its turn earlier."""
+"""Milliseconds until a look at an ordered KEYID whose next task has not ended; its end gives it an earlier turn."""
 
 _AS_IT_IS: Final = -1
 _AFTER_ALL_OTHERS: Final = 0
 
 _WINDOW_TTL: Final = 5.0
-"""Seconds for which the number of tasks of an ordered key that may run side by side is used without reading it again."""
+"""Seconds for which the number of tasks of an ordered key that may run side by side is not read again."""
 
 OnDropped = Callable[[Partition, str, str], Awaitable[None]]
 """Called with partition, id and limit of a task that had to wait and is not to."""
@@ -84,9 +84,9 @@ class _Line(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Outcome of a call. wait: seconds until the next one makes sense, None if no task waits."""
+    """Outcome of a call. number: of admitted tasks. wait: seconds until the next call, None if no task waits."""
 
-    count: int
+    number: int
     wait: float | None
 
 
@@ -163,8 +163,9 @@ class Admission:
         taken = await self._store.take(requests) if requests else None
         answers = [] if taken is None else taken.answers
         wait_ms, admitted = await self._admit(partition, candidates, answers, lines, rings)
-        for change in () if taken is None or self._on_change is None else taken.changes:
-            self._on_change(change)
+        if taken is not None and (on_change := self._on_change) is not None:
+            for change in taken.changes:
+                on_change(change)
         await self._drop(partition, candidates, answers)
         await self._read_windows(lines)
         return admitted, None if wait_ms < 0 else wait_ms / 1000, len(candidates) or len(lines)
@@ -221,7 +222,8 @@ class Admission:
         if not old:
             return
         limits, names = self._namespace.limits, sorted(old)
-        reads = [("HMGET", key, "running", "total") for name in names for key in (limits.control(name), limits.limit(name))]
+        keys = [key for name in names for key in (limits.control(name), limits.limit(name))]
+        reads = [("HMGET", key, "running", "total") for key in keys]
         found = await self._gateway.pipeline(reads, node_of=limits.clock)
         for name, control, defined in zip(names, found[::2], found[1::2], strict=True):
             numbers = (control[0], defined[0], control[1], defined[1])
@@ -270,15 +272,15 @@ def _next_looks(
     served: set[tuple[str, str]] = set()
     full: dict[str, int] = {}
     for candidate, answer in zip(candidates, answers, strict=True):
-        line = (candidate.key_id, candidate.ring)
+        name = (candidate.key_id, candidate.ring)
         if answer.granted:
-            served.add(line)
+            served.add(name)
             continue
         use, retry = candidate.uses[answer.use], max(1, round(answer.retry * 1000))
         if use.name in candidate.ring.split(",") and (answer.reason in _OF_THE_LIMIT or use.key == "-"):
             full.setdefault(candidate.ring, retry)
         else:
-            blocked.setdefault(line, retry)
+            blocked.setdefault(name, retry)
     found: list[int] = []
     for line in lines:
         name = (line.key_id, line.ring)

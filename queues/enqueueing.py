@@ -118,13 +118,13 @@ class BatchEnqueuer:
             return answer >= 0
 
         async def find(others: Sequence[Partition]) -> Partition | None:
+            if message.ordered:
+                return await _first_that_takes(store, others)
             found = await self._find(router, [(0, partition, message.id) for partition in others])
             await self._confirm(_by_partition(found, [message]))
             self._known += [(partition, message) for partition in found.values()]
             return found.get(0)
 
-        if message.ordered:
-            find = partial(_first_that_takes, store)
         return await router.place(message.number, store, find if message.own_id or message.ordered else None)
 
     async def claimed(self, message: TaskMessage, claim: KeyClaim) -> Partition | None:
@@ -277,7 +277,8 @@ class BatchEnqueuer:
             await self._confirm(_by_partition(known, batch))
             self._known += [(partition, batch[position]) for position, partition in known.items()]
             found |= known
-            found |= await self._kept_in_closed(router, batch, [position for position in left if position not in found], numbers)
+            new = [position for position in left if position not in found]
+            found |= await self._kept_in_closed(router, batch, new, numbers)
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
                 if position not in found:
@@ -385,7 +386,8 @@ class BatchEnqueuer:
         until: int | str = "" if claim is None else claim.until
         request = claim.request if claim is not None and claim.beside == partition else b""
         gate, replaces = _gate(message)
-        args = (message.id, message.envelope, message.arguments, max(0, self._delay_ms), until, request, *gate, replaces)
+        payload = (message.id, message.envelope, message.arguments)
+        args = (*payload, max(0, self._delay_ms), until, request, *gate, replaces)
         record = partition.record(message.id)
         keys = [partition.ready, partition.closed, partition.timeline, record, partition.due, partition.nudge]
         line = [partition.limited(gate[0]), partition.turns(gate[1]), partition.rings] if message.limits else []

@@ -421,8 +421,10 @@ class TaskMessage(NamedTuple):
         return any("o" in use.flags for use in self.limits)
 
     def with_limits(self, uses: tuple[LimitUse, ...]) -> TaskMessage:
-        """Return the message with the limits that its task uses. Tasks of one key are in one partition, if its number is
-        not that of an ordering key or, without an order, of an id that its caller has chosen.
+        """Return the message with the limits that its task uses.
+
+        Tasks of one key are in one partition. Without an order of the limit, an ordering key, or an id that the caller has
+        chosen, decides about the partition.
         """
         if not uses:
             return self

@@ -413,8 +413,8 @@ class SessionPartition:
 class Gate(NamedTuple):
     """Where a task waits for its limits.
 
-    key_id: the waiting list, of the keys of its limits together, in the order of their names, `-NAME` for a limit without
-        keys; with an ordered limit, `o` and that limit's key alone.
+    key_id: the waiting list: the keys of its limits in the order of their names, `-NAME` for a limit without keys; with an
+        ordered limit, `o` and that limit's key alone.
     ring: names of the limits that these keys take turns for.
     """
 

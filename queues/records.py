@@ -419,7 +419,7 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
         reported_at=_number(fields, b"progress_at"),
         max_attempts=envelope.options.max_attempts if envelope else None,
         queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
-        waits=_limits_of(fields) if state is State.LIMITED else _text(fields, b"waits") if state is State.WAITING else None,
+        waits=_waits(fields, state),
         handed_to=_text(fields, b"handed_to"),
         replaced_by=_text(fields, b"replaced_by"),
         dropped=_text(fields, b"dropped"),
@@ -435,8 +435,10 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
     )
 
 
-def _limits_of(fields: Mapping[bytes, bytes]) -> str | None:
-    """Return what a task waits for in a waiting list: the second word of its field `gate` names the limits."""
+def _waits(fields: Mapping[bytes, bytes], state: State) -> str | None:
+    """Return what a task waits for. In a waiting list, the second word of its field `gate` names the limits."""
+    if state is not State.LIMITED:
+        return _text(fields, b"waits") if state is State.WAITING else None
     words = fields.get(b"gate", b"").split(b" ")
     return f"limit {words[1].decode('utf-8', 'replace').replace(',', ', ')}" if len(words) == 3 else None
 

@@ -178,7 +178,8 @@ async def _finish(
     if cleanup is not None:
         keys.append(partition.record(cleanup.id))
         args += (cleanup.id, cleanup.envelope, cleanup.arguments, "cleanup", cleanup.id)
-    if b"again" not in delivery.fields and b"token" not in delivery.fields:  # else the record has the time of the enqueue
+    found = delivery.fields
+    if b"again" not in found and b"token" not in found:  # else the record has the time of the enqueue
         args += ("at", delivery.entry.partition(b"-")[0])
     if handed_to is not None:
         args += ("handed_to", handed_to)

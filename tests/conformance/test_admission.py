@@ -1,4 +1,4 @@
-"""Admission: a task that has limits waits in a list and starts with its tokens, whatever happens to those who admit it."""
+"""Admission: a task that has limits waits in a list, and starts with its tokens, whatever happens to its movers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_the_mover_admits_as_many_as_the_limit_has_room_for(gateway: Gatew
     uses = [use(BOTH, "a")]
     partition = (await enqueue(gateway, namespace, uses, "x", "y"))[0]
     admitted = await admit(gateway, partition)
-    assert admitted.count == 1
+    assert admitted.number == 1
     assert admitted.wait is not None
     assert admitted.wait > 0
     assert await ready(gateway, partition) == ["x"]
@@ -61,10 +61,10 @@ async def test_the_mover_admits_as_many_as_the_limit_has_room_for(gateway: Gatew
 
 async def test_a_limit_that_nobody_has_published_lets_none_start(gateway: Gateway, namespace: Namespace) -> None:
     (partition,) = await enqueue(gateway, namespace, [use(BOTH, "a")], "x")
-    assert (await admit(gateway, partition)).count == 0
+    assert (await admit(gateway, partition)).number == 0
     await publish(gateway, namespace, BOTH)
     await gateway.command("ZADD", partition.rings, 0, "openai")
-    assert (await admit(gateway, partition)).count == 1
+    assert (await admit(gateway, partition)).number == 1
 
 
 async def test_a_release_admits_the_next_one(gateway: Gateway, namespace: Namespace) -> None:
@@ -90,9 +90,8 @@ async def test_each_key_has_its_turn(gateway: Gateway, namespace: Namespace) -> 
     while len(found := await ready(gateway, partition)) > len(order):
         order = found
         uses = many if found[-1].startswith("many") else few
-        hints = await release(
-            gateway, namespace, partition, uses, found[-1], await nonce(gateway, partition, found[-1])
-        )
+        token = await nonce(gateway, partition, found[-1])
+        hints = await release(gateway, namespace, partition, uses, found[-1], token)
         await admit_hinted(gateway, namespace, hints)
     assert order == ["many-0", "few-0", "many-1", "few-1", "many-2", "few-2", "many-3", "many-4"]
 
@@ -123,7 +122,7 @@ async def test_two_movers_admit_each_task_once(gateway: Gateway, namespace: Name
     uses = [use(wide)]
     partition = (await enqueue(gateway, namespace, uses, *(f"x{number}" for number in range(30))))[0]
     found = await asyncio.gather(*(admit(gateway, partition) for _ in range(4)))
-    assert sum(one.count for one in found) == 30
+    assert sum(one.number for one in found) == 30
     assert sorted(await ready(gateway, partition)) == sorted(f"x{number}" for number in range(30))
     assert await holders(gateway, namespace, wide) == 30
 
@@ -136,7 +135,7 @@ async def test_a_retry_waits_for_the_limit_again(gateway: Gateway, namespace: Na
     await make_due(gateway, partition, "x")
     assert await promote(gateway, partition, "x") == 0
     assert await places(gateway, partition, "x") == [LIMITED]
-    assert (await admit(gateway, partition)).count == 1
+    assert (await admit(gateway, partition)).number == 1
     assert await places(gateway, partition, "x") == [READY]
 
 
@@ -144,7 +143,7 @@ async def test_an_ordered_task_waits_for_the_end_of_the_one_before(gateway: Gate
     await publish(gateway, namespace, ORDERED)
     uses = [use(ORDERED, "u")]
     partition = (await enqueue(gateway, namespace, uses, "x", "y"))[0]
-    assert (await admit(gateway, partition)).count == 1
+    assert (await admit(gateway, partition)).number == 1
     assert await waiting(gateway, partition, uses) == ["x", "y"]
     await release(gateway, namespace, partition, uses, "x", await nonce(gateway, partition, "x"))
     key_id, ring = gate_of(uses)
@@ -154,4 +153,4 @@ async def test_an_ordered_task_waits_for_the_end_of_the_one_before(gateway: Gate
     (delivery,) = await read(consumer)
     await SETTLING["succeed"](gateway, delivery, "x")
     assert await waiting(gateway, partition, uses) == ["y"]
-    assert (await admit(gateway, partition)).count == 1
+    assert (await admit(gateway, partition)).number == 1

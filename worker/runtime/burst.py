@@ -57,8 +57,8 @@ class Burst:
             if self._slots.taken or self._notices.busy or await self._is_owed() or self._awaits_leases():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
-            elif not await self._admits() and await self._finds_nothing():  # a retry may have become due after the first check
-                return
+            elif not await self._admits() and await self._finds_nothing():
+                return  # a retry may have become due after the first check
 
     async def _admits(self) -> bool:
         """Return, after a moment, whether tasks that wait for limits have their turn: the promoter admits them."""

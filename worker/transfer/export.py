@@ -126,11 +126,8 @@ async def _check(gateway: Gateway, handle: TaskHandle[object], mark: tuple[bytes
     state, task_id = mark[0], handle.id
     if state not in (b"scheduled", b"dead"):
         shown = (await handle.status()).value
-        advice = (
-            "wait until it waits"
-            if shown in (State.QUEUED, State.RUNNING, State.LIMITED)
-            else "only its result is left"
-        )
+        active = shown in (State.QUEUED, State.RUNNING, State.LIMITED)
+        advice = "wait until it waits" if active else "only its result is left"
         if shown == State.RUNNING:
             advice += f", or end it with 'perdure task cancel {task_id}'"
         raise TransferError(

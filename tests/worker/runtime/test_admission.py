@@ -8,6 +8,7 @@ import pytest
 from perdure import App, Context, Retry, TaskCancelled, Unique
 from perdure.queues import State
 from perdure.testing import run_until_idle
+from perdure.worker.durable.waiting import WaitBoard
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +69,10 @@ async def test_a_newer_task_replaces_those_that_wait_for_its_key(app: App) -> No
 
 
 @pytest.mark.parametrize("how", ["retry", "sleep"])
-async def test_a_task_that_waits_for_itself_keeps_its_place_in_the_order(app: App, how: str) -> None:
+async def test_a_task_that_waits_for_itself_keeps_its_place_in_the_order(
+    app: App, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WaitBoard, "park_after", 0.05)
     line = app.limit("line", running=1, by="key", ordered=True)
     started: list[int] = []
 
