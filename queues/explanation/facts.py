@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..catalog import Catalog, read_catalog
 from ..delivery.lost_tasks import Place, find_places
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 _EVENTS: Final = 30
 """Last events of the log that are read."""
+
+if TYPE_CHECKING:
+    from ..limits.waiting_task import LimitedTask
 
 _LEASE: Final = 15.0
 """Lease of a worker that does not publish it."""
@@ -77,6 +80,7 @@ class Facts:
     unreadable: Sequence[InboxMessage] = ()
     waits: Sequence[OpenWait] = ()
     joins: Sequence[JoinProgress] = ()
+    limited: LimitedTask | None = None
 
 
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
@@ -126,7 +130,14 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         [message for message in inbox or () if message.problem is not None],
         await _open_waits(gateway, partition, task_id) if parked and "answer" in (record.waits or "") else (),
         await _allowed(read_progress(gateway, partition, task_id)) or () if parked else (),
+        await _limited(gateway, partition, task_id) if record.state is State.LIMITED else None,
     )
+
+
+async def _limited(gateway: Gateway, partition: Partition, task_id: str) -> LimitedTask | None:
+    from ..limits.waiting_task import read_limited_task  # of tasks with limits only
+
+    return await _allowed(read_limited_task(gateway, partition, task_id))
 
 
 async def _open_waits(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[OpenWait]:

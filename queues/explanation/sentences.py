@@ -134,7 +134,7 @@ def _lost(facts: Facts) -> _Said | None:
     """Explain a task that another program has taken out of the queue; None for any other task."""
     record = facts.record
     what = _LOST.get(facts.place)
-    if what is None or record.state not in (State.QUEUED, State.SCHEDULED, State.WAITING):
+    if what is None or record.state not in (State.QUEUED, State.SCHEDULED, State.WAITING, State.LIMITED):
         return None
     if facts.place is Place.NO_PAYLOAD:
         remedy = f"enqueue it again under another id, and run: perdure task cancel {record.id}"
@@ -150,6 +150,8 @@ _LOST: Final[dict[Place | None, str]] = {
     Place.SKIPPED: "no worker gets its message: another program has read or acknowledged it",
     Place.NOT_DUE: "it is scheduled, but gone from the due set: another program has removed it",
     Place.NO_PAYLOAD: "its message is gone from the stream: another program has deleted it",
+    Place.NOT_IN_LIST: "it waits for limits, but is gone from their list: another program has removed it",
+    Place.LIST_OF_ANOTHER_TYPE: "it waits for limits, but another program has put something else in place of their list",
 }
 
 
@@ -207,6 +209,19 @@ def _scheduled(facts: Facts) -> _Said:
     else:
         when = in_text(record.due_at, now) + unless_served(facts)
     return _Said(cause, f"it is scheduled: {text} {when}", remedy, since, record.due_at)
+
+
+def _limited(facts: Facts) -> _Said:
+    record, now, found = facts.record, facts.now, facts.limited
+    what = record.waits or "limit" if found is None else found.text
+    text = f"it waits for {what}"
+    until = None if found is None or found.look is None else found.look
+    if until is not None and until > now:
+        text += f"; if no task ends before, it is looked at again {in_text(until, now)}"
+    remedy = f"see what holds it: perdure limit show {found.names[0]}" if found is not None and found.full else None
+    if found is not None and any("no worker has published" in reason for reason in found.full):
+        remedy = "start a worker of the app that defines it"
+    return _Said("limit", text + unless_served(facts), remedy, record.enqueued_at, until)
 
 
 def _waiting(facts: Facts) -> _Said:
@@ -442,6 +457,7 @@ _STATES: Final = {
     State.QUEUED: _queued,
     State.SCHEDULED: _scheduled,
     State.WAITING: _waiting,
+    State.LIMITED: _limited,
     State.RUNNING: _running,
     State.SUCCEEDED: _succeeded,
     State.CANCELLED: _cancelled,

@@ -269,6 +269,11 @@ def _status(view: LimitView, waiting: Waiting) -> LimitStatus:
     )
 
 
+def status_of(view: LimitView) -> LimitStatus:
+    """Return a limit in numbers, without what waits for it."""
+    return _status(view, Waiting({}, [], False))
+
+
 def _breaker(view: LimitView, fields: Mapping[str, str]) -> tuple[BreakerState | None, int | None]:
     if "errors" not in fields:
         return None, None

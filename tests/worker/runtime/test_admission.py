@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, TaskCancelled, Unique
-from perdure.queues import State
+from perdure.queues import State, TaskHandle
+from perdure.queues.explanation import explain_task
 from perdure.testing import run_until_idle
 from perdure.worker.durable.waiting import WaitBoard
+
+from tests.support.workers import running_worker, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -198,3 +202,25 @@ async def test_a_task_of_a_rate_waits_for_its_time(app: App) -> None:
         handles = await call.enqueue_many([{}, {}, {}])
         await run_until_idle(app, wait_due=True)
         assert [await handle.result() for handle in handles] == [1, 1, 1]
+
+
+async def runs(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.RUNNING
+
+
+async def test_task_why_names_the_limit_and_what_holds_it(app: App) -> None:
+    pool = app.limit("pool", running=2, by="tenant")
+
+    @app.task(limits=[pool])
+    async def call(_ctx: Context, tenant: str) -> None:
+        await asyncio.sleep(60)
+
+    async with app:
+        handles = await call.enqueue_many([{"tenant": "t1"}] * 4)
+        async with running_worker(app):
+            await wait_until(lambda: runs(handles[1]), "the second task runs")
+            said = await explain_task(app.producer.gateway, handles[3].partition, handles[3].id)
+        assert said is not None
+        assert "it waits for limit pool: 2 of 2 running for tenant" in said.sentence
+        assert ", 1 before it" in said.sentence
+        assert said.cause == "limit"
