@@ -436,7 +436,7 @@ class TaskFailed(TaskOutcome):
 class TaskCancelled(TaskOutcome):
     """The task was cancelled before it had a result.
 
-    replaced_by: id of the task in its place, of the same unique key or limit. dropped: name of the limit that had no
+    replaced_by: id of the task in its place, of the same key or limit. dropped: name of the limit that had no
     room for it.
     """
 

@@ -44,7 +44,7 @@ redis.call('ZSCORE', KEYS[8], '')
 redis.call('ZSCORE', KEYS[9], '')
 redis.call('ZSCORE', KEYS[10], '')
 local streams = stream_keys(KEYS[2])
-local tag, key_id, ring = line_of(KEYS[2], redis.call('HGET', KEYS[2], 'gate'))
+local tag, key_id, ring = line_of(KEYS[2], redis.call('HGET', KEYS[2], 'gate'), false)
 begin_outcome(KEYS[1], KEYS[2])
 local envelope, arguments = payload(KEYS[2], ARGV[6])
 if envelope and not raw then

@@ -31,6 +31,9 @@ end
 -- a key of another type ends the script here, before its first write
 redis.call('XRANGE', KEYS[2], '0-0', '0-0')
 count(KEYS[1])
+for i = 3, #KEYS do
+  count(KEYS[i])
+end
 for i = 1, counts[1] do
   local task = {id = ARGV[at + 1], key_id = ARGV[at + 2], ring = ARGV[at + 3], place = ARGV[at + 4], nonce = ARGV[at + 5]}
   task.list, task.record = tag .. 'limited:' .. task.key_id, tag .. 'record:' .. task.id

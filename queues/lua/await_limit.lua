@@ -16,7 +16,10 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
-check_line(tag_of(KEYS[1]), ARGV[10], ARGV[11])
+-- a key of another type ends the script here, before its first write
+for i = 7, #KEYS do
+  redis.call('ZSCORE', KEYS[i], '')
+end
 redis.call('ZSCORE', KEYS[3], '')
 redis.call('XRANGE', KEYS[6], '0-0', '0-0')
 local tag, task, key_id, ring = tag_of(KEYS[1]), ARGV[6], ARGV[10], ARGV[11]

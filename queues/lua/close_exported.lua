@@ -28,7 +28,7 @@ redis.call('ZSCORE', KEYS[4], '')
 redis.call('ZSCORE', KEYS[5], '')
 redis.call('XRANGE', KEYS[9], '0-0', '0-0')
 local streams = stream_keys(KEYS[1])
-local tag, key_id, ring = line_of(KEYS[1], redis.call('HGET', KEYS[1], 'gate'))
+local tag, key_id, ring = line_of(KEYS[1], redis.call('HGET', KEYS[1], 'gate'), false)
 redis.call('XADD', KEYS[3], '*', 'type', 'exported', 'data', ARGV[4])
 if now[1] == 'scheduled' then
   redis.call('ZREM', KEYS[4], ARGV[1])

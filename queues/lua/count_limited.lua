@@ -1,9 +1,10 @@
+-- include: turns
 -- Return how many tasks of a partition wait for limits. Read-only.
 -- KEYS  rings
 -- ARGV  largest number of KEYIDs to look at
 -- returns  their number; a lower bound if there are more KEYIDs. Of an ordered KEYID, a first task that has started is left
 --          out
-local tag = string.match(KEYS[1], '^.-}:')
+local tag = tag_of(KEYS[1])
 local left, found = tonumber(ARGV[1]), 0
 for _, ring in ipairs(redis.call('ZRANGE', KEYS[1], 0, left)) do
   for _, key_id in ipairs(redis.call('ZRANGE', tag .. 'turns:' .. ring, 0, math.max(0, left))) do

@@ -1,23 +1,23 @@
 -- include: turns, limited
--- Put tasks into the waiting lists of their limits, and tasks without limits on the ready stream. A task whose id has a record already is
--- left alone.
--- KEYS  ready stream, mark of a closed partition, timeline, due set, nudge stream, rings, then one record per task, then the waiting lists
---       and turns
--- ARGV  number of tasks, then of each task, in the order of the records: id, envelope, arguments, KEYID and RING ('' without limits), '1' if it
---       replaces the tasks of its KEYID that wait, else ''
+-- Put tasks into the waiting lists of their limits, and tasks without limits on the ready stream.
+-- KEYS  ready stream, closed mark, timeline, due set, nudge stream, rings, then one record per task, waiting lists, turns
+-- ARGV  number of tasks, then of each task, in the order of the records: id, envelope, arguments, KEYID and RING ('' without
+--       limits), '1' if it replaces the tasks of its KEYID that wait, else ''
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
 -- Atomic: record, place in the waiting list, turn and entry in the timeline appear together, and nothing is stored once the
 -- partition is closed, but for a task of an ordered KEYID that has tasks here: no later task may overtake these.
--- A task that replaces others requests their cancellation in the same act (see handle.py): a worker carries that out.
-local tag = tag_of(KEYS[1])
+-- A task whose id has a record already is left alone. One that replaces others requests their cancellation in the same
+-- act (see handle.py): a worker carries that out.
+local tag, tasks = tag_of(KEYS[1]), tonumber(ARGV[1])
 -- a key of another type ends the script here, before its first write
 redis.call('XRANGE', KEYS[1], '0-0', '0-0')
 redis.call('ZSCORE', KEYS[3], '')
 redis.call('ZSCORE', KEYS[4], '')
-for i = 1, tonumber(ARGV[1]) do
-  local at = i * 6 - 5
-  if ARGV[at + 4] ~= '' then
-    check_line(tag, ARGV[at + 4], ARGV[at + 5])
+redis.call('XRANGE', KEYS[5], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[6], '')
+for i = 7, #KEYS do
+  if i > 6 + tasks then
+    redis.call('ZSCORE', KEYS[i], '')
   end
 end
 local closed = redis.call('EXISTS', KEYS[2]) == 1
@@ -26,8 +26,8 @@ local now = time[1] * 1000000 + time[2]
 local ms = math.floor(now / 1000)
 
 local stored, times = {}, {}
-for place = 1, tonumber(ARGV[1]) do
-  local i, at = place + 6, place * 6 - 5
+for i = 7, 6 + tasks do
+  local place, at = i - 6, (i - 6) * 6 - 5
   local task, envelope, arguments, key_id, ring = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
   if redis.call('EXISTS', KEYS[i]) == 1 then
     stored[place] = 0

@@ -1,12 +1,11 @@
 -- include: upload, turns, limited
--- Store one task, with large arguments or under the claim of a unique key: on the ready stream, in the due set, or in the
--- waiting list of its limits. An id
--- that has a record is left alone.
--- KEYS  ready stream, mark of a closed partition, timeline, record, due set, nudge stream, upload (if the arguments are
---       large, else the record again), then waiting list, turns and rings (if it has limits)
+-- Store one task, with large arguments or under the claim of a unique key: on the ready stream, in the due set, or in
+-- the waiting list of its limits. An id that has a record is left alone.
+-- KEYS  ready stream, closed mark, timeline, record, due set, nudge stream, upload, then waiting list, turns and rings
 -- ARGV  id, envelope, arguments, delay in milliseconds, 0 for none; end of the claim in ms of Redis' clock, '' without
 --       one; request to cancel the task of this partition that this one replaces, '' for none (see handle.py); KEYID and RING of its limits and '1' if it replaces the tasks of the
 --       KEYID that wait; '' without
+--       The caller names the record in place of the upload without large arguments, and the last keys if it has limits
 -- returns  1 stored now; 0 the id is known already; -1 the partition is closed; -2 the claim has ended; nil the upload is
 --          not complete
 -- Atomic: the upload becomes the record in the script that adds the message or the due time, the entry in the timeline, and
@@ -32,8 +31,8 @@ end
 redis.call('XRANGE', KEYS[1], '0-0', '0-0')
 redis.call('ZSCORE', KEYS[3], '')
 redis.call('ZSCORE', KEYS[5], '')
-if key_id ~= '' then
-  check_line(tag, key_id, ring)
+for i = 8, #KEYS do
+  redis.call('ZSCORE', KEYS[i], '')
 end
 if upload then
   take_upload(upload, KEYS[4])

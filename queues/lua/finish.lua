@@ -54,7 +54,7 @@ local early = kept and inbox_number(string.match(redis.call('HGET', KEYS[3], 'ea
 local streams = about[2] and stream_keys(KEYS[2])
 local tag, key_id, ring
 if about[3] then
-  tag, key_id, ring = line_of(KEYS[2], about[3])
+  tag, key_id, ring = line_of(KEYS[2], about[3], false)
 end
 for i = 8, left and 8 or 0 do
   -- a log of another type ends the script here, before its first write

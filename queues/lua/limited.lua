@@ -3,20 +3,14 @@
 -- `turns:RING` by the time of their next look, and the rings of a partition in `rings`. KEYID, RING and place of a task are
 -- the words of its field `gate` (place 0: it has none yet). KEYIDs of ordered limits begin with `o`: such a list has a
 -- task from its first place until it ends. All keys are made from the tag of a key of the same slot.
--- tag_of(key): what all keys of the slot begin with.
 -- gate_of(record, envelope): KEYID, RING and place of a task that has limits; nothing for another one. Without the field,
 --   or if another program wrote it, KEYID and RING follow from the envelope, as in keys.py.
--- check_line(tag, key_id, ring): a key of another type ends the script here, before its first write.
 -- wait_in_line(tag, record, task, key_id, ring, place, now, look): add a task to its waiting list: at this place, or at the
 --   end if it is 0. now: microseconds. look: milliseconds of the next look at a KEYID that has no turn yet.
 -- keeps_closed(tag, key_id): whether a closed partition takes a task of this KEYID: an ordered one that has tasks here, which
 --   no later task may overtake.
 -- request_replacement(tag, key_id, task): request the cancellation of those that wait and were never started (see handle.py).
 -- Include turns.lua before it.
-local function tag_of(key)
-  return string.match(key, '^.-}:')
-end
-
 local function limits_of(envelope)
   if envelope and string.find(envelope, '"limits":[', 1, true) then
     local read, form = pcall(cjson.decode, envelope)
@@ -64,12 +58,6 @@ local function gate_of(record, envelope)
   end
 end
 
-local function check_line(tag, key_id, ring)
-  redis.call('ZSCORE', tag .. 'limited:' .. key_id, '')
-  redis.call('ZSCORE', tag .. 'turns:' .. ring, '')
-  redis.call('ZSCORE', tag .. 'rings', '')
-end
-
 local function wait_in_line(tag, record, task, key_id, ring, place, now, look)
   local list, first = tag .. 'limited:' .. key_id, true
   if place == 0 then
@@ -90,7 +78,7 @@ local function keeps_closed(tag, key_id)
 end
 
 local function request_replacement(tag, key_id, task)
-  local found = redis.call('ZREVRANGE', tag .. 'limited:' .. key_id, 0, 999)
+  local found = redis.call('ZRANGE', tag .. 'limited:' .. key_id, -1000, -1)
   for i = 1, #found do
     local of = redis.call('HMGET', tag .. 'record:' .. found[i], 'state', 'at', 'token', 'replays', 'settled')
     if of[1] == 'limited' and not of[5] then

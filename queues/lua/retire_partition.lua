@@ -1,6 +1,5 @@
 -- Check whether no record of a closed partition can exist any more; then give its keys a TTL.
--- KEYS  ready stream, nudge stream, dead letters, due set, mark of a closed partition, retentions, timeline, outbox, joins,
---       rings
+-- KEYS  ready stream, nudge stream, dead letters, due set, closed mark, retentions, timeline, outbox, joins, rings
 -- ARGV  milliseconds for which the mark outlives the partition
 -- returns  1 it can be retired, 0 not yet
 -- Atomic: check and mark in one act. Only a replay can add to a closed, empty partition, and there is no dead letter:

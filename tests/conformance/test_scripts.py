@@ -97,7 +97,7 @@ FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("limits", "streams", "wake", "watched"),
+    *("limits", "limited", "turns", "streams", "wake", "watched"),
 }
 
 

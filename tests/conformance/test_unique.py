@@ -435,9 +435,9 @@ async def test_the_last_task_replaces_the_one_before(
     assert await places(gateway, partition, first.id) == ["cancelled"]
     assert await places(gateway, partition, second.id) == [READY]
     assert (await first.record()).replaced_by == second.id
-    with pytest.raises(TaskCancelled, match=f"since task {second.id} of the same unique key replaced it"):
+    with pytest.raises(TaskCancelled, match=f"since task {second.id} of the same key replaced it"):
         await first.result(timeout=5)
-    assert f"since task {second.id} of the same unique key" in (await first.explain()).sentence
+    assert f"since task {second.id} of the same key" in (await first.explain()).sentence
     assert await gateway.command("ZCARD", partition.due) == 0, "the request to cancel it is gone"
     marker = await marker_of(gateway, namespace, LAST)
     assert marker is not None

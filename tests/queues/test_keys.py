@@ -23,7 +23,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("limits", "streams", "wake", "watched"),
+    *("limits", "limited", "turns", "streams", "wake", "watched"),
 }
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
@@ -215,6 +215,9 @@ OF_STREAMS = re.compile(r"key|unpack\((keys|streams)\)")
 OF_LIMITS = re.compile(r"TAG \.\. .+|(holders|waiters)\(.+\)|where|defined|notes|all|own|key|place|places\[i\]|bucket\.key")
 """Keys that the prelude `limits` makes from the tag of the clock, since only definitions say which a script needs."""
 
+OF_LINES = re.compile(r"tag \.\. .+|list|turns|rings|key|(task|line|ring)\.(list|turns|record)")
+"""Keys that the preludes `turns` and `limited` make from the tag of a task's key: only a record says in which it is."""
+
 
 def _includes(path: Path, prelude: str) -> bool:
     return path.stem == prelude or prelude in re.split(r"[ ,\n]+", path.read_text("utf-8").split("\n", 1)[0])
@@ -235,14 +238,17 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
                 continue
             if _includes(path, "limits") and OF_LIMITS.fullmatch(key):
                 continue
-            for value in bound.get(key, {key}):
+            lines = _includes(path, "turns") or _includes(path, "limited")
+            for value in {key} if lines and OF_LINES.fullmatch(key) else bound.get(key, {key}):
+                if lines and OF_LINES.fullmatch(value):
+                    continue
                 assert DECLARED.fullmatch(value), f"{path.name}: {call.command} touches {value}, which is no KEYS[n]"
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_build_no_key_names(path: Path) -> None:
     source = code(path)
-    for prelude in ("streams", "limits"):
+    for prelude in ("streams", "limits", "turns", "limited"):
         if _includes(path, prelude):
             source = source.replace(code(FOLDER / f"queues/lua/{prelude}.lua"), "")
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):

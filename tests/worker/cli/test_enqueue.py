@@ -125,7 +125,7 @@ async def test_the_command_line_debounces(unique_app: App) -> None:
     assert later is not None
     assert (await earlier.status(), await later.status()) == ("cancelled", "scheduled")
     why = await anyio.to_thread.run_sync(call, "task", "why", first)
-    assert f"since task {second} of the same unique key replaced it" in why.out
+    assert f"since task {second} of the same key replaced it" in why.out
 
 
 @pytest.mark.parametrize(
