@@ -14,6 +14,7 @@ import pytest
 import redis
 from perdure import App, Context, Settings, Unique
 from perdure.queues.catalog import read_catalog
+from perdure.queues.envelope import Envelope
 from perdure.worker.cli.support.output import Bar
 
 from tests.support.command_line import Answer, call
@@ -112,6 +113,48 @@ async def test_a_unique_task_is_one_from_the_command_line_and_from_python(unique
 
     await anyio.to_thread.run_sync(commands)
     assert (await unique_app.tasks["pay"].enqueue(3)).existed
+
+
+async def test_a_limited_task_needs_the_same_tokens_from_the_command_line(settings: Settings) -> None:
+    app = App("shop", settings=settings)
+    openai = app.limit("openai", by="tenant", cost="90_000/m", total=9)
+    named = app.limit("named", by=lambda args: args["order"])
+
+    @app.task(limits=[openai.costs(1200)])
+    async def pay(ctx: Context, tenant: Any) -> None: ...
+
+    @app.task(limits=[named])
+    async def ship(ctx: Context, order: int) -> None: ...
+
+    async def is_published() -> bool:
+        return bool((await read_catalog(app.producer.gateway, app.producer.namespace)).tasks)
+
+    def commands() -> list[str]:
+        for args, problem in (
+            (("pay", "--args", '{"tenant": [1]}'), "key of limit 'openai': 'tenant' must be a text, a number"),
+            (("pay", "--args", '{"tenant": [1]}', "--queue", "shop"), "key of limit 'openai': 'tenant' must be a text"),
+            (("ship", "--args", '{"order": 1}'), "limit 'named' by a function of app 'shop', which only that app can"),
+        ):
+            answer = call("enqueue", *args)
+            assert (answer.code, problem in answer.err) == (2, True), answer.err
+        first = call("enqueue", "pay", "--args", '{"tenant": "a"}')
+        named_queue = call("enqueue", "pay", "--args", '{"tenant": "a"}', "--queue", "shop")
+        return [*first.ids, *named_queue.ids, *from_lines({"args": {"tenant": "a"}}, args=("pay",)).ids]
+
+    async with app:
+        async with running_worker(app):
+            await wait_until(is_published, "the tasks are in the catalog")
+        ids = await anyio.to_thread.run_sync(commands)
+        assert len(ids) == 3
+        wanted = await pay.enqueue("a")
+        stored = []
+        for task_id in (wanted.id, *ids):
+            handle = await app.producer.find(task_id)
+            assert handle is not None
+            data = await app.producer.gateway.command("HGET", handle.partition.record(task_id), "env")
+            stored.append(Envelope.decode(data).limits)
+        assert stored == [stored[0]] * 4
+        assert stored[0][0].cost == 1200
 
 
 async def test_the_command_line_debounces(unique_app: App) -> None:
