@@ -29,6 +29,8 @@ on one server.
     {ns:queue:n}:turns:RING       zset    producers, workers  KEYIDs of a ring that have waiting tasks (score: ms of the
                                                               next look), and `~`, until when all of them wait
     {ns:queue:n}:rings            zset    producers, workers  rings that have waiting tasks (score: ms of the next look)
+    {ns:queue:n}:kept             zset    workers             parked tasks that keep their tokens of limits (score: ms of
+                                                              the next renewal)
     {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
                                                               timeline; TTL of an hour
     {ns:queue:n}:outbox           zset    scripts, workers    tasks that have ended and whose watchers are not notified
@@ -212,7 +214,7 @@ _TYPES: Final = {
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
         *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
-        "limits",
+        *("limits", "kept"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -250,7 +252,7 @@ def junk_keys(key: str) -> JunkKeys:
 _STREAMS: Final = ("ready", "nudge", "dead", "junk")
 _OTHERS: Final = (
     *("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked"),
-    *("waiting", "outbox", "joins", "rings"),
+    *("waiting", "outbox", "joins", "rings", "kept"),
 )
 
 
@@ -277,6 +279,7 @@ class Partition:
     outbox: str = field(init=False, compare=False, repr=False)
     joins: str = field(init=False, compare=False, repr=False)
     rings: str = field(init=False, compare=False, repr=False)
+    kept: str = field(init=False, compare=False, repr=False)
     promote_lock: str = field(init=False, compare=False, repr=False)
     clean_lock: str = field(init=False, compare=False, repr=False)
     sweep_lock: str = field(init=False, compare=False, repr=False)

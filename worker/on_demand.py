@@ -86,6 +86,14 @@ async def confirm_limits(run: Run, task: Task[Any, Any], arguments: Mapping[str,
     return None if admission is None else await admission.confirm(run)
 
 
+def kept_token(run: Run) -> str:
+    """Return what names the token that a limited task keeps while it is parked, empty for none."""
+    from .durable.limit_tokens import AdmissionToken
+
+    admission = run.observer(AdmissionToken)
+    return "" if admission is None else admission.kept
+
+
 def session_task(gateway: Gateway, partition: Partition, task_id: str) -> SessionTask | None:
     """Return the task of a turn of a session; None for the id of any other task."""
     if not task_id.startswith(TURN_PREFIX):

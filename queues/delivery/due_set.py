@@ -34,6 +34,7 @@ async def promote_due(
     for_claim: bool = False,
     on_requests: Callable[[Sequence[bytes]], Awaitable[None]] | None = None,
     admit: Callable[[Partition, float], Awaitable[float | None]] | None = None,
+    renew_kept: Callable[[Partition], Awaitable[float]] | None = None,
 ) -> tuple[int, float | None]:
     """Move due tasks to the ready stream, a bounded number.
 
@@ -46,12 +47,14 @@ async def promote_due(
             them for another call.
         admit: Called if tasks wait for limits, with the seconds until any has its turn, 0 for now; returns the seconds
             until it is to be called again, None if none waits. None leaves them for another call.
+        renew_kept: Called if tokens of parked tasks are to be renewed; returns the seconds until it is to be called
+            again. None leaves them for another call.
 
     Returns:
         How many tasks were moved, and the seconds until the next call makes sense: 0 if more are due already, None if
         nothing is scheduled.
     """
-    ids, wait_ms, look_ms = await gateway.run(_DUE, [partition.due, partition.rings], [_BATCH])
+    ids, wait_ms, look_ms, kept_ms = await gateway.run(_DUE, [partition.due, partition.rings, partition.kept], [_BATCH])
     moved, to_lists = 0, False
     if ids:
         requests = [member for member in ids if member.startswith(CANCEL_REQUEST)]
@@ -68,6 +71,9 @@ async def promote_due(
     if admit is not None and (to_lists or look_ms >= 0):
         look = await admit(partition, 0.0 if to_lists else look_ms / 1000)
         wait = look if wait is None else wait if look is None else min(wait, look)
+    if renew_kept is not None and kept_ms >= 0:
+        again = kept_ms / 1000 if kept_ms else await renew_kept(partition)
+        wait = again if wait is None else min(wait, again)
     return moved, 0.0 if len(ids) == _BATCH else wait
 
 

@@ -266,7 +266,8 @@ WakeCondition: TypeAlias = tuple[str, str]
 """Kind and value of a condition that ends the wait of a parked task:
 
 `("message", N)`: a message to its inbox after the one with this number. `("answer", WAIT_ID)`: an answer to this wait.
-`("join", GROUP)`: all children of this join have ended; `("join", "GROUP:N")`: more than N of them.
+`("join", GROUP)`: all children of this join have ended; `("join", "GROUP:N")`: more than N of them. `("limit", NAME)`: a
+token of the limit may be free; who frees one wakes the task.
 `("time", "")`: only its time.
 """
 
@@ -293,6 +294,8 @@ async def park(
     waits: str,
     conditions: Sequence[WakeCondition] = (),
     entries: int = 0,
+    keeps: str = "",
+    renewed_in: float = 0.0,
 ) -> None:
     """Put the task into the due set until it is woken, and acknowledge its message.
 
@@ -301,6 +304,8 @@ async def park(
         waits: What it waits for, such as "message"; shown to people.
         conditions: Conditions that wake it. If any is over already, it is due at once.
         entries: See `succeed`.
+        keeps: Names the token of limits that it keeps, see `limits/kept.py`; empty for none.
+        renewed_in: Seconds until that is renewed.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -313,6 +318,7 @@ async def park(
             keys += partition.join_keys(task_id, value.partition(":")[0])
     wakes = " ".join(dict.fromkeys(wake_word(*condition) for condition in conditions))
     args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), waits, wakes]
+    args += (keeps, _milliseconds(renewed_in))
     args += [part for condition in dict.fromkeys(conditions) if condition != TIME for part in condition]
     check_accepted(await gateway.run(_PARK, keys, args), task_id, "park")
 

@@ -17,7 +17,8 @@
 -- task that was replayed, or enqueued again under the same id, since. The notification of the worker is a hint: if it is
 -- lost or refused (hence pcall), the worker sees the request when it next renews the lease. A task has a clean-up task if
 -- its envelope says so, or if a run of it has (`s:#on_end` in the checkpoint): only a worker can encrypt that. One that has
--- children is deferred as well: the worker that ends it cancels them.
+-- children is deferred as well: the worker that ends it cancels them. A token of limits that it has kept while it was parked is
+-- released by the worker that promotes the partition, now.
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
@@ -92,6 +93,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if tag then
   leave_line(tag, ARGV[3], key_id, ring, now)
+end
+if redis.call('HEXISTS', KEYS[2], 'keeps') == 1 then
+  redis.pcall('ZADD', string.match(KEYS[2], '^.-}:') .. 'kept', 'XX', now, ARGV[3])
 end
 if cleanup then
   redis.call('HSET', KEYS[8], 'cancel', '1')

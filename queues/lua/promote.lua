@@ -10,7 +10,8 @@
 -- because the last task that leaves deletes the due set (see fence.lua). Messages for a worker that claims them are
 -- released ones from the start, so that no blocked read of another worker returns them. Where messages wait on the stream,
 -- no read blocks, and these are added to them. A task of an ordered KEYID returns to its place in the list, another one goes
--- to the end; one whose cancellation was requested goes to a worker, which needs no tokens to end it.
+-- to the end; one whose cancellation was requested goes to a worker, which needs no tokens to end it. A task that has kept its
+-- token while it was parked goes to the stream with it.
 -- a key of another type ends the script here, before its first write
 redis.call('XRANGE', KEYS[2], '0-0', '0-0')
 local time = redis.call('TIME')
@@ -21,6 +22,10 @@ local tag = tag_of(KEYS[1])
 for i = 3, #KEYS do
   scores[i] = redis.call('ZSCORE', KEYS[1], ARGV[i - 2])
   local key_id, ring, place = gate_of(KEYS[i], redis.call('HGET', KEYS[i], 'env'))
+  if key_id then
+    -- a key of another type ends the script here, before its first write
+    redis.call('ZSCORE', tag .. 'kept', '')
+  end
   if key_id and redis.call('HEXISTS', tag .. 'control:' .. ARGV[i - 2], 'cancel') == 0 and sound_line(tag, key_id, ring) then
     gates[i] = {key_id, ring, string.sub(key_id, 1, 1) == 'o' and place or 0}
   end
@@ -41,14 +46,20 @@ for i = 3, #KEYS do
     redis.call('ZREM', KEYS[1], ARGV[i - 2])
     local envelope, arguments = payload(KEYS[i], ARGV[i - 2])
     local gate = gates[i]
-    if envelope and gate and redis.call('HGET', KEYS[i], 'state') == 'scheduled' then
+    local keeps = gate and redis.call('HGET', KEYS[i], 'keeps')
+    local token = keeps and {'token', string.match(keeps, '^%S*')} or {}
+    if envelope and gate and not keeps and redis.call('HGET', KEYS[i], 'state') == 'scheduled' then
       redis.call('HSET', KEYS[i], 'state', 'limited')
       redis.call('HDEL', KEYS[i], 'due', 'waits', 'wakes', 'returned')
       wait_in_line(tag, KEYS[i], ARGV[i - 2], gate[1], gate[2], gate[3], now * 1000, now)
     elseif envelope and redis.call('HGET', KEYS[i], 'state') == 'scheduled' then
-      local entry = redis.call('XADD', KEYS[2], '*', 'env', envelope, 'args', arguments, 'again', '1')
+      local entry = redis.call('XADD', KEYS[2], '*', 'env', envelope, 'args', arguments, 'again', '1', unpack(token))
       redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry)
       redis.call('HDEL', KEYS[i], 'due', 'waits', 'wakes', 'returned')
+      if keeps then
+        redis.call('HDEL', KEYS[i], 'keeps')
+        redis.call('ZREM', tag .. 'kept', ARGV[i - 2])
+      end
       moved = moved + 1
     end
   end

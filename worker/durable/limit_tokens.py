@@ -19,6 +19,7 @@ from ...queues.admission import Admission
 from ...queues.envelope import LimitUse
 from ...queues.errors import QueueError
 from ...queues.keys import LimitKeys, Namespace, Partition
+from ...queues.limits.kept import KEPT, kept_text
 from ...queues.limits.parked import parked_waiter, wake_for_limit, wake_parked
 from ...queues.limits.store import (
     RENEW,
@@ -58,9 +59,6 @@ _BAD: Final = frozenset({StopReason.FAILED, StopReason.TIMED_OUT, StopReason.IDL
 
 _SAME_MESSAGE: Final = frozenset({StopReason.RELEASED, StopReason.QUARANTINED})
 """Outcomes after which another run gets the message."""
-
-KEPT: Final = "p"
-"""Flag of the use of a limit whose token a parked task keeps."""
 
 
 class HeldToken:
@@ -155,6 +153,17 @@ class LimitCalls:
                 await wake_for_limit(self._gateway, partition, task_id)
         except QueueError as error:
             logger.bind(id=task_id).debug("could not wait for a limit: {}; the task asks again by itself", error)
+
+    def keep(self, token: HeldToken) -> None:
+        """Renew the token of a parked task once more, for as long as it takes until its partition's worker does."""
+        self._do(self._keep(token))
+
+    async def _keep(self, token: HeldToken) -> None:
+        life = max(TOKEN_LIFE, self._lease())
+        try:
+            await LimitStore(self._gateway, self._namespace, life).renew([(token.member, token.uses)])
+        except QueueError as error:
+            logger.debug("could not renew a token of a parked task: {}", error)
 
     def forget_soon(self, uses: Iterable[LimitUse], waiter: str) -> None:
         """Remove a waiter that does not wait any more, so that no token is offered to it."""
@@ -352,6 +361,11 @@ class AdmissionToken(RunObserver):
         run.observe(observer)
         return observer
 
+    @property
+    def kept(self) -> str:
+        """What names the token if the task keeps it while it is parked, else empty."""
+        return kept_text(self._token.member.rpartition("/")[2], self._token.uses) if self.confirmed else ""
+
     async def confirm(self, run: Run) -> LimitReason | None:
         """Take the token that the message was admitted with, or one that it was not; return what has no room."""
         charge = _TOKEN not in run.delivery.fields
@@ -370,6 +384,8 @@ class AdmissionToken(RunObserver):
         if stop in _SAME_MESSAGE or (isinstance(detail, LimitReason) and not detail.of_task):
             return
         if stop is StopReason.PARKED:
+            if kept := [use for use in token.uses if KEPT in use.flags]:
+                self._calls.keep(HeldToken(token.member, kept))
             token.uses = [use for use in token.uses if KEPT not in use.flags]
         outcome: Outcome = ""
         if self.confirmed and stop in _GOOD:

@@ -38,6 +38,7 @@ from ..durable.run import Run
 from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason
 from ..errors import InvalidArguments, UnknownTask
 from ..log import FirstOfEach, log_wait, logger
+from ..on_demand import kept_token
 from ..registry import Registry
 from .outcome import (
     AwaitVersion,
@@ -207,6 +208,8 @@ class Settler:
         """Park the task. The time since the run was stopped, such as that of an outage, counts for its delay."""
         delay = max(0.0, parked.delay - (RUNTIME.monotonic() - run.ended_at))
         given: dict[str, Any] = {"delay": delay, "waits": parked.waits, "conditions": parked.conditions}
+        if run.envelope.limits and (keeps := kept_token(run)):
+            given |= {"keeps": keeps, "renewed_in": self._shared.renewal_lease / 3}
         return park(self._gateway, run.delivery, run.id, counters, **given, entries=last)
 
     def _result_ttl(self, run: Run) -> float:

@@ -133,6 +133,58 @@ async def test_a_parked_task_holds_no_token_and_gets_one_after_the_wait(app: App
     assert seen == [1, 1]
 
 
+async def test_a_parked_task_may_keep_its_token(app: App) -> None:
+    """No other task starts while it waits, and its next run has the same token, which is not charged again."""
+    one = app.limit("one", total=1, rate="2/d", while_parked=True)
+    seen: list[tuple[str, list[str]]] = []
+
+    @app.task(limits=[one])
+    async def work(ctx: Context, name: str, waits: bool) -> None:
+        seen.append((name, await held(app, "one")))
+        if waits:
+            await ctx.inbox(wait=3600)
+
+    async with running_worker(app):
+        first = await work.enqueue("first", True)
+        await has_state(first, State.WAITING)
+        second = await work.enqueue("second", False)
+        await has_state(second, State.LIMITED)
+        partition = partition_of(app)
+        at = await redis_command(app, "ZSCORE", partition.kept, first.id)
+
+        async def renewed() -> bool:
+            return bool(await redis_command(app, "ZSCORE", partition.kept, first.id) > at)
+
+        await wait_until(renewed, "the token is renewed")
+        assert await second.status() is State.LIMITED
+        await first.send("go")
+        await first.result(timeout=30)
+        await second.result(timeout=30)
+        await is_free(app, "one")
+    assert [name for name, _ in seen] == ["first", "first", "second"]
+    assert seen[0][1] == seen[1][1], "one token for both runs"
+    assert await redis_command(app, "EXISTS", partition.kept) == 0
+    assert await redis_command(app, "HEXISTS", partition.record(first.id), "keeps") == 0
+
+
+async def test_a_parked_task_that_is_cancelled_keeps_no_token(app: App) -> None:
+    one = app.limit("one", total=1, while_parked=True)
+
+    @app.task(limits=[one])
+    async def work(ctx: Context, waits: bool) -> None:
+        if waits:
+            await ctx.inbox(wait=3600)
+
+    async with running_worker(app):
+        first = await work.enqueue(True)
+        await has_state(first, State.WAITING)
+        second = await work.enqueue(False)
+        await has_state(second, State.LIMITED)
+        await first.cancel()
+        await second.result(timeout=60)
+        await is_free(app, "one")
+
+
 async def test_a_shutdown_leaves_the_token_to_the_next_run_of_the_message(app: App) -> None:
     """Between the runs no other task starts, since the task is not done."""
     one = app.limit("one", total=1)

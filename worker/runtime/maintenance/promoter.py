@@ -117,7 +117,13 @@ class Promoter:
             return another * RUNTIME.uniform(1.0, 1.2)
         _, (_, until_next) = await asyncio.gather(
             self._touch_again(partition),
-            promote_due(self._gateway, partition, on_requests=partial(self._cancel, partition), admit=self._admit),
+            promote_due(
+                self._gateway,
+                partition,
+                on_requests=partial(self._cancel, partition),
+                admit=self._admit,
+                renew_kept=self._renew_kept,
+            ),
         )  # in one round trip
         return _MAX_SLEEP if until_next is None else min(until_next, _MAX_SLEEP)
 
@@ -147,6 +153,19 @@ class Promoter:
         if now - self._clock_moved >= (self._lease() or TOKEN_LIFE) / 3:
             self._clock_moved = now
             await LimitStore(self._gateway, Namespace(partition.namespace), life).touch()
+        return wait
+
+    async def _renew_kept(self, partition: Partition) -> float:
+        """Renew the tokens that parked tasks keep. Return the seconds until the next call."""
+        from ....queues.limits.kept import renew_kept
+        from ....queues.limits.store import TOKEN_LIFE
+
+        life = max(TOKEN_LIFE, self._lease())
+        wait, hints = await renew_kept(self._gateway, partition, life)
+        if hints:
+            from ....queues.admission import Admission
+
+            await Admission(self._gateway, Namespace(partition.namespace), life=life).admit_now(hints)
         return wait
 
     async def _drop(self, partition: Partition, task_id: str, limit: str) -> None:
