@@ -79,7 +79,7 @@ async def promote_due(
 
 async def next_look(gateway: Gateway, partition: Partition) -> float | None:
     """Return the seconds until tasks that wait for limits have their turn, 0 for now; None if none waits."""
-    _, _, look_ms = await gateway.run(_DUE, [partition.due, partition.rings], [1])
+    _, _, look_ms, _ = await gateway.run(_DUE, [partition.due, partition.rings], [1])
     return None if look_ms < 0 else look_ms / 1000
 
 

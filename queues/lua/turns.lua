@@ -46,7 +46,8 @@ end
 local function leave_line(tag, task, key_id, ring, now)
   local list = tag .. 'limited:' .. key_id
   local turns = tag .. 'turns:' .. ring
-  local others, last = redis.call('ZCARD', list) > 1, redis.call('ZCARD', turns) == 1
+  local listed = redis.call('ZSCORE', list, task) and 1 or 0 -- not one that was admitted and is parked now
+  local others, last = redis.call('ZCARD', list) > listed, redis.call('ZCARD', turns) == 1
   redis.call('ZREM', list, task)
   if others and string.sub(key_id, 1, 1) == 'o' then
     give_turn(tag, key_id, ring, now)

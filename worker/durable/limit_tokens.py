@@ -19,6 +19,7 @@ from ...queues.admission import Admission
 from ...queues.envelope import LimitUse
 from ...queues.errors import QueueError
 from ...queues.keys import LimitKeys, Namespace, Partition
+from ...queues.limits.definition import Limit
 from ...queues.limits.kept import KEPT, kept_text
 from ...queues.limits.parked import parked_waiter, wake_for_limit, wake_parked
 from ...queues.limits.store import (
@@ -111,6 +112,11 @@ class LimitCalls:
         for change in taken.changes:
             log_change(change)
         return taken.answers[0]
+
+    async def publish(self, limit: Limit, app: str, on_wait: Callable[[], None]) -> None:
+        """Publish a definition of the app that Redis has lost. on_wait: called while Redis is unavailable."""
+        publish = partial(self._store().publish, [limit], app, starts=False)
+        await retry_while_unavailable(publish, on_wait=log_wait(f"limit {limit.name}", on_wait))
 
     def release(self, token: HeldToken, outcome: Outcome = "") -> None:
         """Release a token soon. outcome: for the breakers of its limits. Called in the event loop."""

@@ -174,6 +174,11 @@ class LimitBlock:
     async def _ask(self, tokens: RunTokens, token: HeldToken, *, charge: bool, waiter: str) -> TakeAnswer:
         labels = (self._label,) if self._label else ()
         answer = await tokens.take(token, charge=charge, waiter=waiter, labels=labels)
+        own = self._run.host.limits.get(self.use.limit)
+        if answer.reason == "unknown" and own is not None:  # Redis has lost what this worker had published
+            app = self._run.envelope.app or self._run.delivery.partition.queue
+            await tokens.calls.publish(own, app, self._run.touch)
+            answer = await tokens.take(token, charge=charge, waiter=waiter, labels=labels)
         if answer.reason == "unknown":
             raise StepDefinitionError(
                 f"limit {self.use.limit!r} is not defined: no app with app.limit({self.use.limit!r}, ...) has a worker"

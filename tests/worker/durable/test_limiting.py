@@ -338,6 +338,21 @@ async def test_a_limit_that_is_not_defined_is_an_error(app: App) -> None:
         await handle.result(timeout=30)
 
 
+async def test_a_definition_that_redis_has_lost_is_published_again(app: App) -> None:
+    limit = app.limit("own", total=1)
+
+    @app.task
+    async def use(ctx: Context) -> int:
+        keys = app.producer.namespace.limits
+        await app.producer.gateway.command("DEL", keys.limit("own"))
+        async with ctx.limit(limit.name):
+            return len(await held(app, "own"))
+
+    handle = await use.enqueue()
+    await work_off(app)
+    assert await handle.result(timeout=30) == 1
+
+
 async def test_a_limit_with_keys_needs_one(app: App) -> None:
     limit = Limit("tenants", running=1, by="tenant")
     await publish(app, limit)
