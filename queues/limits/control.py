@@ -19,6 +19,7 @@ from ..errors import QueueError, WrongType
 from ..keys import Namespace
 from ..security.encryption import TaskCipher
 from ..transport.gateway import Gateway
+from ..transport.pipelining import Command
 from ..transport.scripts import queue_script
 from ..wording import counted, duration
 from .definition import MAX_COUNT, Breaker, Rate, parse_rate
@@ -28,6 +29,15 @@ _SET: Final = queue_script("set_limit")
 
 NOTES: Final = 1_000
 """Number of notes that are kept, of all limits."""
+
+_NOTES_TTL_MS: Final = 365 * 86_400_000
+"""TTL of the notes, from the last one on."""
+
+_RECENT: Final = 100
+"""Notes among which the last one of a breaker is looked for."""
+
+_BREAKER: Final = "breaker"
+"""First word of the notes of breakers."""
 
 _NOTE: Final = "note"
 """Kind of encrypted data: who changed what, and why."""
@@ -208,33 +218,43 @@ class LimitControl:
                 return int(until)
 
 
-async def note_breaker(gateway: Gateway, namespace: Namespace, changes: Sequence[BreakerChange], by: str) -> None:
-    """Note changes of breakers in the audit. by: the worker that has logged them. A failure is no error."""
+async def note_breaker(gateway: Gateway, namespace: Namespace, changes: Sequence[BreakerChange]) -> None:
+    """Note in the audit that breakers opened or closed. A worker has logged it, so a failure is no error.
+
+    A breaker whose probes fail opens again and again, and is noted once.
+    """
     for change in changes:
-        note = _encode_note(gateway, namespace, change.limit, by, describe_change(change), "")
+        what = describe_change(change)
         with suppress(QueueError):
-            await gateway.command(
-                "XADD", namespace.limits.audit, "MAXLEN", "~", NOTES, "*", "limit", change.limit, "note", note
-            )
-            await gateway.command("PEXPIRE", namespace.limits.audit, 365 * 86_400_000)
+            known = [note.what for note in await read_notes(gateway, namespace, change.limit, scan=_RECENT)]
+            last = next((text for text in known if text.startswith(_BREAKER)), "")
+            if not (change.state == "open" and last.startswith(f"{_BREAKER} opened")):
+                note = _encode_note(gateway, namespace, change.limit, "", what, "")
+                entry: Command = ("XADD", namespace.limits.audit, "MAXLEN", "~", NOTES, "*", "limit", change.limit)
+                await gateway.pipeline([(*entry, "note", note), ("PEXPIRE", namespace.limits.audit, _NOTES_TTL_MS)])
 
 
 def describe_change(change: BreakerChange) -> str:
     """Return a change of a breaker as a phrase without its limit."""
     match change.state:
         case "open":
-            return f"breaker opened: {change.failed} of {counted(change.calls, 'call')} failed"
+            return f"{_BREAKER} opened: {change.failed} of {counted(change.calls, 'call')} failed"
         case "half-open":
-            return "breaker half-open: one task is the probe"
-    return "breaker closed: its probe succeeded"
+            return f"{_BREAKER} half-open: one task is the probe"
+    return f"{_BREAKER} closed: its probe succeeded"
 
 
 async def read_notes(
-    gateway: Gateway, namespace: Namespace, limit: str | None = None, most: int = 20
+    gateway: Gateway, namespace: Namespace, limit: str | None = None, most: int = 20, scan: int = NOTES * 2
 ) -> list[LimitNote]:
-    """Return the last notes, the newest first; one that cannot be read says so. limit: only those of this limit."""
+    """Return the last notes, the newest first; one that cannot be read says so.
+
+    Args:
+        limit: Only those of this limit.
+        scan: Largest number of notes that are read.
+    """
     found: list[LimitNote] = []
-    for entry, flat in await gateway.command("XREVRANGE", namespace.limits.audit, "+", "-", "COUNT", NOTES * 2):
+    for entry, flat in await gateway.command("XREVRANGE", namespace.limits.audit, "+", "-", "COUNT", scan):
         fields = dict(zip(flat[::2], flat[1::2], strict=False))
         name = fields.get(b"limit", b"").decode("utf-8", "replace")
         if limit in (None, name) and len(found) < most:

@@ -92,17 +92,30 @@ async def test_a_late_hold_does_not_follow_a_release(gateway: Gateway, namespace
 async def test_notes_are_encrypted_and_say_who_did_what_and_why(gateway: Gateway, namespace: Namespace) -> None:
     gateway.encryptor = Encryptor([b"k" * 32])
     await control(gateway, namespace).set(read_setting("total", "1"), "set total=1", "incident 7")
-    await note_breaker(gateway, namespace, [BreakerChange("openai", "open", 1, 20, 12)], "worker-1")
+    await note_breaker(gateway, namespace, [BreakerChange("openai", "open", 1, 20, 12)])
     await LimitControl(gateway, namespace, "other", by="bob").hold(60)
     stored = await gateway.command("XRANGE", namespace.limits.audit, "-", "+")
     assert b"incident" not in repr(stored).encode()
     newest, oldest = await read_notes(gateway, namespace, "openai")
     assert (oldest.by, oldest.what, oldest.why) == ("ada", "set total=1", "incident 7")
-    assert (newest.by, newest.what) == ("worker-1", "breaker opened: 12 of 20 calls failed")
+    assert (newest.by, newest.what) == ("", "breaker opened: 12 of 20 calls failed")
     assert newest.at >= oldest.at > 0
     assert [note.limit for note in await read_notes(gateway, namespace)] == ["other", "openai", "openai"]
     gateway.encryptor = Encryptor([b"x" * 32])
     assert "could not be read" in (await read_notes(gateway, namespace, "openai"))[0].what
+
+
+async def test_a_breaker_that_opens_again_and_again_is_noted_once(gateway: Gateway, namespace: Namespace) -> None:
+    for _ in range(3):
+        await note_breaker(gateway, namespace, [BreakerChange("openai", "open", 1, 20, 12)])
+        await note_breaker(gateway, namespace, [BreakerChange("crm", "open", 1, 2, 1)])
+    await note_breaker(gateway, namespace, [BreakerChange("openai", "closed")])
+    await note_breaker(gateway, namespace, [BreakerChange("openai", "open", 1, 20, 10)])
+    assert [note.what for note in await read_notes(gateway, namespace, "openai")] == [
+        "breaker opened: 10 of 20 calls failed",
+        "breaker closed: its probe succeeded",
+        "breaker opened: 12 of 20 calls failed",
+    ]
 
 
 async def test_what_another_program_put_under_the_keys_is_moved_away(gateway: Gateway, namespace: Namespace) -> None:

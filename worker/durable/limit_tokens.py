@@ -19,6 +19,7 @@ from ...queues.admission import Admission
 from ...queues.envelope import LimitUse
 from ...queues.errors import QueueError
 from ...queues.keys import LimitKeys, Namespace, Partition
+from ...queues.limits.control import note_breaker
 from ...queues.limits.definition import Limit
 from ...queues.limits.kept import KEPT, kept_text
 from ...queues.limits.parked import parked_waiter, wake_for_limit, wake_parked
@@ -132,6 +133,8 @@ class LimitCalls:
                 released = await retry_while_unavailable(release, on_wait=log_wait("released tokens of limits"))
                 for change in released.changes:
                     log_change(change)
+                if released.changes:
+                    await note_breaker(self._gateway, self._namespace, released.changes)
                 if released.hints:
                     await self._admit(released.hints)
         except QueueError as error:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from perdure import App, Context, Producer, Settings
+from perdure import App, Context, Producer, Retry, Settings, TaskFailed
 from perdure.queues.envelope import LimitUse
 from perdure.queues.limits.definition import Breaker, Limit, key_digest
 from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest, token_member
@@ -312,3 +312,37 @@ async def test_keys_of_encrypted_tasks_are_shown_to_those_who_have_the_key(
         assert (await crawl.held(1))["holders"][0]["key"] == "acme, 1"
         crawl.go.set()
         await handle.result(BOUND)
+
+
+async def test_a_breaker_that_opens_and_closes_is_logged_and_noted(settings: Settings, log: list[str]) -> None:
+    app = App("calls", settings=settings)
+    crm = app.limit("crm", total=1, breaker=Breaker(errors=0.5, calls=2, window=60, open=0.2))
+    down = True
+
+    @app.task(limits=[crm], retry=Retry(max_attempts=1))
+    async def calls(ctx: Context) -> None:
+        if down:
+            raise OSError("down")
+
+    async with app, running_worker(app):
+        for _ in range(2):
+            with pytest.raises(TaskFailed):
+                await (await calls.enqueue()).result(BOUND)
+
+        async def what() -> list[str]:
+            answer = await tool("show", "crm", "--json")
+            return [change["what"] for change in answer.json["changes"]]
+
+        async def is_noted() -> bool:
+            return await what() == ["breaker opened: 2 of 2 calls failed"]
+
+        await wait_until(is_noted, "the note of the open breaker")
+        down = False
+        await (await calls.enqueue()).result(BOUND)
+
+        async def is_closed() -> bool:
+            return (await what())[0] == "breaker closed: its probe succeeded"
+
+        await wait_until(is_closed, "the note of the closed breaker")
+    assert any(line.startswith("limit crm opened: 2 of 2 calls have failed") for line in log)
+    assert any(line.startswith("limit crm closed") for line in log)
