@@ -18,6 +18,7 @@ from ...queues.inspection.junk_items import JunkItem, read_junk
 from ...queues.inspection.views import QueueStats, list_queues
 from ...queues.junk import shown_bytes
 from ...queues.keys import Namespace, Partition, SessionPartition
+from ...queues.limits.views import LimitStatus, list_limits
 from ...queues.partitions.resharding import close_previous, load_route, set_partitions
 from ...queues.partitions.route import MAX_PARTITIONS, Route
 from ...queues.producer import Producer
@@ -105,10 +106,11 @@ async def metrics(
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 or :: for all interfaces.")
     ] = "127.0.0.1",
 ) -> None:
-    """Print Prometheus metrics of the queues; with --port, serve them.
+    """Print Prometheus metrics of queues and limits; with --port, serve them.
 
     The metrics are gauges: depth, in flight, due, dead letters, oldest age,
-    settled tasks per second, drain time, workers. They need the extra
+    settled tasks per second, drain time, workers; of limits what holds them,
+    what waits, and whether they let nothing start. They need the extra
     "metrics": pip install 'perdure[metrics]'.
 
     Example: perdure queue metrics --port 9464
@@ -116,7 +118,7 @@ async def metrics(
     if find_spec("prometheus_client") is None:
         raise Failed("metrics need the package prometheus-client: pip install 'perdure[metrics]'")
     if port is None:
-        found = await list_queues(producer.gateway, producer.namespace)
+        found = await _read_stats(producer)
         registry = load(".queue_metrics:queue_registry")(producer.namespace.name, lambda: found)
         print_text(load(".queue_metrics:exposition")(registry).rstrip())
         return
@@ -124,13 +126,18 @@ async def metrics(
         await _serve(producer, host, port, stops)
 
 
+async def _read_stats(producer: Producer) -> tuple[list[QueueStats], list[LimitStatus]]:
+    place = (producer.gateway, producer.namespace)
+    return await list_queues(*place), await list_limits(*place)
+
+
 async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[signal.Signals]) -> None:
     """Answer scrapes until a signal. Each scrape runs in its own thread and reads the queues in the event loop."""
     serve, queue_registry = load("prometheus_client:start_http_server"), load(".queue_metrics:queue_registry")
     async with BlockingPortal() as portal:
 
-        def read() -> list[QueueStats]:
-            return portal.call(list_queues, producer.gateway, producer.namespace)
+        def read() -> tuple[list[QueueStats], list[LimitStatus]]:
+            return portal.call(_read_stats, producer)
 
         try:
             server, _ = serve(port, host, queue_registry(producer.namespace.name, read))

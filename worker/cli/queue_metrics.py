@@ -1,4 +1,4 @@
-"""Prometheus metrics of the queues. Imported only by `perdure queue metrics`: needs the extra `metrics`."""
+"""Prometheus metrics of queues and limits. Imported only by `perdure queue metrics`: needs the extra `metrics`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from prometheus_client.registry import Collector
 from ...queues.errors import QueueError
 from ...queues.inspection.views import QueueStats
 from ...queues.lanes import NORMAL
+from ...queues.limits.views import LimitStatus
 
-ReadQueues = Callable[[], Sequence[QueueStats]]
+ReadStats = Callable[[], tuple[Sequence[QueueStats], Sequence[LimitStatus]]]
 
 _LABELS: Final = ("namespace", "queue")
 
@@ -52,17 +53,30 @@ _LANE_GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]],
 """The same for the lanes of queues that have several."""
 
 
-class _Queues(Collector):
-    """Collector that reads the queues at each scrape. If Redis is unavailable, it yields `perdure_up` only."""
+_LIMIT_GAUGES: Final[tuple[tuple[str, str, Callable[[LimitStatus], float]], ...]] = (
+    ("perdure_limit_held", "Tokens of the limit that tasks hold, of all keys.", lambda status: status.held),
+    ("perdure_limit_waiting", "Tasks that wait for the limit.", lambda status: status.waiting),
+    (
+        "perdure_limit_stopped",
+        "Whether nothing starts: the limit is held, or its breaker is open.",
+        lambda status: bool(status.held_until) or status.breaker == "open",
+    ),
+)
+"""The same for limits."""
 
-    def __init__(self, namespace: str, read: ReadQueues) -> None:
+
+class _Queues(Collector):
+    """Collector that reads queues and limits at each scrape. If Redis is unavailable, it yields `perdure_up` only."""
+
+    def __init__(self, namespace: str, read: ReadStats) -> None:
         self._namespace = namespace
         self._read = read
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         up = "Whether Redis responds."
         try:
-            queues = [stats for stats in self._read() if stats.partitions or not stats.problem]
+            found_queues, limits = self._read()
+            queues = [stats for stats in found_queues if stats.partitions or not stats.problem]
         except QueueError:
             yield GaugeMetricFamily("perdure_up", up, value=0)
             return
@@ -81,13 +95,18 @@ class _Queues(Collector):
                 if queue in several and (value := value_of(found)) is not None:
                     gauge.add_metric((self._namespace, queue, lane), value)
             yield gauge
+        for name, help_text, value_of_limit in _LIMIT_GAUGES:
+            gauge = GaugeMetricFamily(name, help_text, labels=("namespace", "limit"))
+            for status in limits:
+                gauge.add_metric((self._namespace, status.name), value_of_limit(status))
+            yield gauge
 
 
-def queue_registry(namespace: str, read: ReadQueues) -> CollectorRegistry:
+def queue_registry(namespace: str, read: ReadStats) -> CollectorRegistry:
     """Return a registry with these gauges only.
 
     Args:
-        read: Returns the current queues; called at each scrape.
+        read: Returns the current queues and limits; called at each scrape.
     """
     registry = CollectorRegistry()
     registry.register(_Queues(namespace, read))

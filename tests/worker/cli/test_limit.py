@@ -216,6 +216,17 @@ async def test_of_two_operators_the_second_one_does_not_undo_the_first(fleet: Fl
     assert (await tool("show", "openai", "--json")).json["changed"] == ["burst", "running", "total"]
 
 
+async def test_metrics_show_what_holds_a_limit_and_whether_it_is_stopped(fleet: Fleet, namespace_name: str) -> None:
+    assert await fleet.take(OPENAI, "t1", "acme")
+    assert (await tool("hold", "openai", "60")).code == 0
+    out = (await asyncio.to_thread(call, "queue", "metrics")).out
+    for limit, held, stopped in (("openai", 1, 1), ("crm", 0, 0)):
+        labels = f'{{limit="{limit}",namespace="{namespace_name}"}}'
+        assert f"perdure_limit_held{labels} {held}.0" in out
+        assert f"perdure_limit_waiting{labels} 0.0" in out
+        assert f"perdure_limit_stopped{labels} {stopped}.0" in out
+
+
 # with tasks and workers
 
 
