@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from ..catalog import CatalogTask, read_catalog
 from ..envelope import NO_KEY
-from ..errors import QueueError, Refused
+from ..errors import QueueError, Refused, WrongType
 from ..inspection.views import queue_partitions
 from ..keys import Namespace, Partition
 from ..records import Record, read_tasks
@@ -211,11 +211,26 @@ class Waiting(NamedTuple):
 
 
 async def list_limits(gateway: Gateway, namespace: Namespace) -> list[LimitStatus]:
-    """Return all limits of a namespace by name, with the numbers of what holds them and what waits."""
+    """Return all limits of a namespace by name, with the numbers of what holds them and what waits.
+
+    One of which another program wrote a key is a row with its problem, and hides no other.
+    """
     store = LimitStore(gateway, namespace)
-    views = await store.read(await store.names(), most=1)
+    names = await store.names()
+    problems: dict[str, str] = {}
+    try:
+        views = await store.read(names, most=1)
+    except WrongType:
+        views = []
+        for name in names:
+            try:
+                views += await store.read([name], most=1)
+            except WrongType:
+                problems[name] = "another program wrote a key of it: workers move the value away at its next use"
     waiting = await waiting_for(gateway, namespace, [view.name for view in views])
-    return [_status(view, waiting[view.name]) for view in views if _is_known(view)]
+    found = [_status(view, waiting[view.name]) for view in views if _is_known(view)]
+    damaged = [LimitStatus(name, problem=problem) for name, problem in problems.items()]
+    return sorted([*found, *damaged], key=lambda status: status.name)
 
 
 async def show_limit(gateway: Gateway, namespace: Namespace, name: str, *, most: int = 100) -> LimitDetails | None:

@@ -49,11 +49,16 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(settings: Settings) -> AsyncIterator[Fleet]:
+async def producer(settings: Settings) -> AsyncIterator[Producer]:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        fleet = Fleet(producer)
-        await fleet.store.publish([OPENAI, CRM], "shop", starts=True)
-        yield fleet
+        yield producer
+
+
+@pytest.fixture
+async def fleet(producer: Producer) -> Fleet:
+    fleet = Fleet(producer)
+    await fleet.store.publish([OPENAI, CRM], "shop", starts=True)
+    return fleet
 
 
 async def test_a_list_shows_numbers_holders_and_state(fleet: Fleet) -> None:
@@ -208,6 +213,22 @@ async def test_a_namespace_without_limits_has_an_empty_list() -> None:
     assert "no worker has published a limit in namespace" in answer.err
     assert (await tool("list", "--json")).json == []
     assert "start a worker of its app" in (await tool("show", "openai")).err
+
+
+async def test_what_another_program_wrote_hides_no_other_limit(fleet: Fleet, producer: Producer) -> None:
+    keys = producer.namespace.limits
+    await producer.gateway.command("SET", keys.holders("crm"), "foreign", "PX", 60_000)
+    await producer.gateway.command("ZADD", keys.names, 1, "no name", 2, "gone")
+    await producer.gateway.command("HSET", keys.limit("openai"), "burst", "many", "total", "x", "hold", "soon")
+    crm, openai = (await tool("list", "--json")).json
+    assert (crm["name"], openai["name"]) == ("crm", "openai")
+    assert "another program wrote a key of it" in crm["problem"]
+    assert (openai["rate"], openai["total"], openai["held_until"]) == (None, None, None)
+    answer = await tool("list")
+    assert (answer.code, "limit crm: " in answer.err) == (0, True)
+    assert (await tool("show", "crm")).code == 1
+    assert (await tool("show", "openai")).code == 0
+    await producer.gateway.command("DEL", keys.holders("crm"))
 
 
 async def test_of_two_operators_the_second_one_does_not_undo_the_first(fleet: Fleet) -> None:
