@@ -4,8 +4,8 @@
     python examples/fair_share.py acme:200 small:5
     perdure limit show provider
 
-Tenants take turns, so `small` does not wait for the 200 texts of `acme`. A task that waits for its turn needs no slot. If
-the provider answers 429, the call holds the limit for as long as the provider asks: no worker calls it meanwhile.
+Tenants take turns, so `small` does not wait for the 200 texts of `acme`. A task that waits for its turn needs no slot.
+If the provider answers 429, the limit is held for as long as the provider asks: no worker calls it meanwhile.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 | `definition` | `Limit`, `Rate`, `Breaker`: what an app declares, and the fields that its workers publish |
 | `task_limits` | the limits of one task, and their uses by a call: names, keys, costs |
 | `control` | what operators set, hold and release, with notes of who did it |
-| `views` | limits as operators see them: numbers, holders, waiting keys, notes |
 | `store` | tokens: taken, renewed, released; holds; definitions published and read |
 
 A token is a member of two sorted sets, that of its limit and that of its key; its score is the virtual time at which it

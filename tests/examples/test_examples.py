@@ -261,7 +261,7 @@ async def test_tenants_take_turns_through_a_killed_worker(tmp_path: Path) -> Non
 
         async def is_used() -> bool:
             shown = await asyncio.to_thread(call, "limit", "show", "provider", "--json")
-            return shown.code == 0 and shown.json["held"] > 0
+            return shown.code == 0 and shown.json["in_use"] > 0
 
         await wait_until(is_used, "tasks hold the limit")
         killed.process.kill()

@@ -11,9 +11,7 @@ from ...queues.admission import Admission
 from ...queues.defaults import nearest
 from ...queues.durations import parse_duration
 from ...queues.keys import check_name
-from ...queues.limits.control import SETTINGS, LimitControl, LimitNote, check_settings, read_setting
-from ...queues.limits.store import TOKEN_LIFE, LimitStore, LimitView
-from ...queues.limits.views import (
+from ...queues.limit_views import (
     LimitDetails,
     LimitHolder,
     LimitStatus,
@@ -22,6 +20,8 @@ from ...queues.limits.views import (
     show_limit,
     waiting_for,
 )
+from ...queues.limits.control import SETTINGS, LimitControl, LimitNote, check_settings, read_setting
+from ...queues.limits.store import TOKEN_LIFE, LimitStore, LimitView
 from ...queues.producer import Producer
 from ...queues.wording import duration, iso_time
 from .support.connection import connected, where
@@ -66,9 +66,9 @@ def limit() -> None:
 async def list_(producer: Producer) -> LiveListing:
     """List limits: their numbers, what holds them, and what waits.
 
-    Use it to see which limit is full. "held" counts tasks that hold the limit,
-    of all keys; "waiting" counts tasks that wait for it. A * marks a number
-    that an operator has set in place of the one of the code.
+    Use it to see which limit is full. "in use" counts its tokens that tasks
+    hold, of all keys; "waiting" counts tasks that wait for it. A * marks a
+    number that an operator has set in place of the one of the code.
 
     Example: perdure limit list --watch
     """
@@ -122,7 +122,7 @@ def _shown(details: LimitDetails, *notes: str | None) -> Output:
         "breaker": _breaker(status),
         "held": Time(status.held_until, more=": nothing starts until then") if status.held_until else None,
         "problem": status.problem or None,
-        "running now": f"{status.held:,}",
+        "in use": f"{status.in_use:,}",
         "waiting": f"{_waiting(status)} ({queues})" if queues else _waiting(status),
     }
     parts: list[Any] = [fields]
@@ -201,7 +201,8 @@ def _read_settings(given: Sequence[str]) -> Mapping[str, dict[str, str]]:
         try:
             found[setting] = read_setting(setting, value)
         except ValueError as error:
-            raise Misuse(f"{setting} {error}{nearest(setting, SETTINGS)}") from None
+            hint = "" if setting in SETTINGS else nearest(setting, SETTINGS)
+            raise Misuse(f"{setting} {error}{hint}") from None
     # The burst of its own wins over the one that a rate brings, in whatever order they are given.
     return dict(sorted(found.items(), key=lambda item: item[0] == "burst"))
 
@@ -345,7 +346,7 @@ _COLUMNS: Final[Sequence[Column[LimitStatus]]] = (
     Column("by", lambda status: status.by or None, least=6),
     Column("rate", lambda status: _number(status, "rate", status.rate), right=True),
     Column("cost", lambda status: _number(status, "cost", status.cost), right=True),
-    Column("held", lambda status: status.held, right=True),
+    Column("in use", lambda status: status.in_use, right=True),
     Column("waiting", _waiting, right=True),
     Column("state", _state, least=8),
 )

@@ -18,7 +18,7 @@ from ...queues.inspection.junk_items import JunkItem, read_junk
 from ...queues.inspection.views import QueueStats, list_queues
 from ...queues.junk import shown_bytes
 from ...queues.keys import Namespace, Partition, SessionPartition
-from ...queues.limits.views import LimitStatus, list_limits
+from ...queues.limit_views import LimitStatus, list_limits
 from ...queues.partitions.resharding import close_previous, load_route, set_partitions
 from ...queues.partitions.route import MAX_PARTITIONS, Route
 from ...queues.producer import Producer

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ...queues.errors import QueueError
 from ...queues.inspection.views import QueueStats
 from ...queues.lanes import NORMAL
-from ...queues.limits.views import LimitStatus
+from ...queues.limit_views import LimitStatus
 
 ReadStats = Callable[[], tuple[Sequence[QueueStats], Sequence[LimitStatus]]]
 
@@ -54,7 +54,7 @@ _LANE_GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]],
 
 
 _LIMIT_GAUGES: Final[tuple[tuple[str, str, Callable[[LimitStatus], float]], ...]] = (
-    ("perdure_limit_held", "Tokens of the limit that tasks hold, of all keys.", lambda status: status.held),
+    ("perdure_limit_in_use", "Tokens of the limit that tasks hold, of all keys.", lambda status: status.in_use),
     ("perdure_limit_waiting", "Tasks that wait for the limit.", lambda status: status.waiting),
     (
         "perdure_limit_stopped",

@@ -65,7 +65,7 @@ async def test_a_list_shows_numbers_holders_and_state(fleet: Fleet) -> None:
     assert [await fleet.take(OPENAI, f"t{number}", "acme") for number in range(3)] == [True, True, False]
     crm, openai = (await tool("list", "--json")).json
     assert (openai["name"], openai["total"], openai["running"], openai["by"]) == ("openai", 5, 2, "tenant")
-    assert (openai["rate"], openai["cost"], openai["held"], openai["changed"]) == ("500/m", "90,000/m", 2, [])
+    assert (openai["rate"], openai["cost"], openai["in_use"], openai["changed"]) == ("500/m", "90,000/m", 2, [])
     assert (crm["total"], crm["running"], crm["breaker"], crm["held_until"]) == (1, None, "closed", None)
     answer = await tool("list")
     assert answer.code == 0
@@ -129,13 +129,13 @@ async def test_an_earlier_time_never_shortens_a_hold(fleet: Fleet) -> None:
     first = (await tool("hold", "openai", "10m", "--json")).json
     later = (await tool("hold", "openai", "5s", "--json")).json
     assert later["held_until"] == first["held_until"]
-    assert later["held"] == 1
+    assert later["in_use"] == 1
     assert not await fleet.take(OPENAI, "t2", "acme")
     assert "held 10 min" in (await tool("list")).out
     await fleet.store.hold("openai", 7200)
     assert (await tool("show", "openai", "--json")).json["held_until"] > first["held_until"]
     released = (await tool("release", "openai", "--json")).json
-    assert (released["held_until"], released["held"]) == (None, 1)
+    assert (released["held_until"], released["in_use"]) == (None, 1)
     assert [change["what"] for change in released["changes"]] == ["release", "hold for 5.0 s", "hold for 10 min"]
     assert await fleet.take(OPENAI, "t2", "acme")
 
@@ -182,6 +182,7 @@ async def test_the_token_of_one_task_is_taken_away(fleet: Fleet) -> None:
         (("set", "openai", "runing=1"), "runing must be one of total, running"),
         (("set", "openai", "running"), "a setting must be NAME=VALUE, such as running=3, got 'running'"),
         (("set", "openai", "running=1", "running=2"), "running must be given once"),
+        (("set", "openai", "running=x"), "or none, got 'x'\n"),
         (("set", "openai", "running=-1"), "running must be a whole number from 0 to 1,000,000, or none, got '-1'"),
         (("set", "openai", "running=9"), "running of limit 'openai' must be at most total, got 9 of 5"),
         (("set", "openai", "total=1"), "running of limit 'openai' must be at most total, got 2 of 1"),
@@ -243,7 +244,7 @@ async def test_metrics_show_what_holds_a_limit_and_whether_it_is_stopped(fleet: 
     out = (await asyncio.to_thread(call, "queue", "metrics")).out
     for limit, held, stopped in (("openai", 1, 1), ("crm", 0, 0)):
         labels = f'{{limit="{limit}",namespace="{namespace_name}"}}'
-        assert f"perdure_limit_held{labels} {held}.0" in out
+        assert f"perdure_limit_in_use{labels} {held}.0" in out
         assert f"perdure_limit_waiting{labels} 0.0" in out
         assert f"perdure_limit_stopped{labels} {stopped}.0" in out
 
@@ -279,7 +280,7 @@ class Crawl:
             nonlocal shown
             answer = await tool("show", limit, "--json")
             shown = answer.json if answer.code == 0 else None
-            return shown is not None and shown["held"] == count
+            return shown is not None and shown["in_use"] == count
 
         await wait_until(is_held, f"{count} tasks hold {limit}")
         return shown
@@ -314,8 +315,8 @@ async def test_a_raised_number_and_a_release_start_what_waits_at_once(crawl: Cra
     await crawl.held(0)
     assert (await tool("hold", "pages", "1h")).code == 0
     handles = await crawl.fetch.enqueue_many({"tenant": f"t{number}"} for number in range(4))
-    assert (await tool("release", "pages", "--json")).json["held"] == 2
-    assert (await tool("set", "pages", "total=4", "--json")).json["held"] == 4
+    assert (await tool("release", "pages", "--json")).json["in_use"] == 2
+    assert (await tool("set", "pages", "total=4", "--json")).json["in_use"] == 4
     crawl.go.set()
     assert [await handle.result(BOUND) for handle in handles] == ["t0", "t1", "t2", "t3"]
 

@@ -13,20 +13,20 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic_core import from_json
 
-from ..catalog import CatalogTask, read_catalog
-from ..envelope import NO_KEY
-from ..errors import QueueError, Refused, WrongType
-from ..inspection.views import queue_partitions
-from ..keys import Namespace, Partition
-from ..records import Record, read_tasks
-from ..transport.gateway import Gateway
-from ..transport.pipelining import Command
-from ..transport.scripts import pairs
-from ..wording import duration, iso_time
-from .control import LimitNote, read_notes
-from .definition import label_text
-from .store import LimitStore, LimitView, parse_member
-from .task_limits import UseOfLimit
+from .catalog import CatalogTask, read_catalog
+from .envelope import NO_KEY
+from .errors import QueueError, Refused, WrongType
+from .inspection.views import queue_partitions
+from .keys import Namespace, Partition
+from .limits.control import LimitNote, read_notes
+from .limits.definition import label_text
+from .limits.store import LimitStore, LimitView, parse_member
+from .limits.task_limits import UseOfLimit
+from .records import Record, read_tasks
+from .transport.gateway import Gateway
+from .transport.pipelining import Command
+from .transport.scripts import pairs
+from .wording import duration, iso_time
 
 _KEYS: Final = 1_000
 """Waiting keys of a ring whose tasks are counted."""
@@ -109,7 +109,7 @@ class LimitStatus:
     Attributes:
         fields: Stored fields that are in force, see `Limit.published`.
         changed: Names of those that an operator has set.
-        held: Tokens that are held, of all keys.
+        in_use: Tokens that tasks hold, of all keys.
         waiting: Tasks that wait for it; `more` if not all were counted.
         held_until: Time until which it is held, in milliseconds of Redis' clock; None if it is not.
         breaker: State of its breaker; None without one. open_until: of an open one, in milliseconds.
@@ -120,7 +120,7 @@ class LimitStatus:
     app: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
-    held: int = 0
+    in_use: int = 0
     waiting: int = 0
     more: bool = False
     held_until: int | None = None
@@ -179,7 +179,7 @@ class LimitStatus:
             "rate": self.rate,
             "cost": self.cost,
             "changed": list(self.changed),
-            "held": self.held,
+            "in_use": self.in_use,
             "waiting": self.waiting,
             "waiting_more": self.more,
             "held_until": iso_time(self.held_until),
@@ -273,7 +273,7 @@ def _status(view: LimitView, waiting: Waiting) -> LimitStatus:
         app=view.defined.get("app", ""),
         fields=fields,
         changed=tuple(sorted(overrides)),
-        held=view.held,
+        in_use=view.held,
         waiting=sum(waiting.tasks.values()),
         more=waiting.more,
         held_until=_held_until(view),
