@@ -9,6 +9,7 @@ from perdure.queues.limits.control import LimitControl, note_breaker, read_notes
 from perdure.queues.limits.definition import Limit
 from perdure.queues.limits.store import BreakerChange, LimitStore, TakeRequest
 from perdure.queues.security.encryption import Encryptor
+from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import queue_script
 
 pytestmark = pytest.mark.integration
@@ -58,7 +59,7 @@ async def test_a_reset_leaves_nothing_that_does_not_expire(gateway: Gateway, nam
 async def test_a_change_that_was_made_already_is_not_made_again(gateway: Gateway, namespace: Namespace) -> None:
     """A call whose reply was lost is sent again; its bytes arrive once more after the change of another operator."""
     await publish(gateway, namespace)
-    args = ["openai", "0", "token", "0", "", "9", b"{}", "total", "1"]
+    args: list[Argument] = ["openai", "0", "token", "0", "", "9", b"{}", "total", "1"]
     for _ in range(2):
         assert await gateway.run(SET, [namespace.limits.clock], args) == [1, 0]
     assert await gateway.command("XLEN", namespace.limits.audit) == 1
@@ -81,7 +82,7 @@ async def test_a_hold_is_in_force_and_ends_with_a_release(gateway: Gateway, name
 
 async def test_a_late_hold_does_not_follow_a_release(gateway: Gateway, namespace: Namespace) -> None:
     store = await publish(gateway, namespace)
-    args = ["openai", "0", "token", "60000", "", "9", b"{}"]
+    args: list[Argument] = ["openai", "0", "token", "60000", "", "9", b"{}"]
     stored, until = await gateway.run(SET, [namespace.limits.clock], args)
     assert (stored, until > 0) == (1, True)
     await control(gateway, namespace).release()

@@ -27,7 +27,7 @@ from ...queues.wording import duration, iso_time
 from .support.connection import connected, where
 from .support.errors import Failed, Misuse
 from .support.options import By, login, parser, read_task_id
-from .support.output import Column, StderrText, Styled, Table, Time, note
+from .support.output import Column, StderrText, Styled, Table, Time, Value, note
 from .support.runner import LiveListing, Output
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -102,7 +102,7 @@ async def show(
     return _shown(details)
 
 
-def _shown(details: LimitDetails, *notes: str | None) -> Output:
+def _shown(details: LimitDetails) -> Output:
     status = details.status
     data = status.summary() | {
         "waiting_by_queue": dict(details.queues),
@@ -111,7 +111,7 @@ def _shown(details: LimitDetails, *notes: str | None) -> Output:
         "changes": [_change(change) for change in details.notes],
     }
     queues = ", ".join(f"{count:,} in queue {queue}" for queue, count in sorted(details.queues.items()) if count)
-    fields = {
+    fields: dict[str, Value] = {
         "limit": status.name,
         "app": status.app or None,
         "total": _number(status, "total", status.total),
@@ -125,15 +125,13 @@ def _shown(details: LimitDetails, *notes: str | None) -> Output:
         "in use": f"{status.in_use:,}",
         "waiting": f"{_waiting(status)} ({queues})" if queues else _waiting(status),
     }
-    parts: list[Any] = [fields]
-    for title, rows, columns in (
-        ("holders", details.holders, _HOLDERS),
-        ("waiting", details.waiting, _WAITING),
-        ("changes", details.notes, _CHANGES),
-    ):
-        if rows:
-            parts += [f"\n{title}:", Table(columns, rows)]
-    return Output(data, *parts, notes=notes)
+    listed = (
+        ("holders", Table(_HOLDERS, details.holders)),
+        ("waiting", Table(_WAITING, details.waiting)),
+        ("changes", Table(_CHANGES, details.notes)),
+    )
+    parts = [part for title, rows in listed if rows.rows for part in (f"\n{title}:", rows)]
+    return Output(data, fields, *parts)
 
 
 def _change(change: LimitNote) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from perdure import App, Context, Producer, Retry, Settings, TaskFailed
 from perdure.queues.envelope import LimitUse
 from perdure.queues.limits.definition import Breaker, Limit, key_digest
-from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest, token_member
+from perdure.queues.limits.store import LimitStore, Outcome, ReleaseRequest, TakeRequest, token_member
 from pydantic import SecretStr
 
 from tests.support.command_line import BOUND, Answer, call
@@ -43,7 +43,7 @@ class Fleet:
         taken = await self.store.take([TakeRequest(self.member(task_id), [use], labels=[", ".join(values)])])
         return taken.answers[0].granted
 
-    async def end(self, limit: Limit, task_id: str, outcome: str = "", *values: str) -> None:
+    async def end(self, limit: Limit, task_id: str, outcome: Outcome = "", *values: str) -> None:
         use = LimitUse(limit.name, key_digest(limit.name, list(values) if values else None))
         assert not (await self.store.release([ReleaseRequest(self.member(task_id), [use], outcome)])).gone
 
