@@ -23,6 +23,7 @@ from ...queues.errors import HandOffRefused
 from ...queues.event_log import read_log_tail
 from ...queues.inspection.views import find_task
 from ...queues.keys import Namespace, check_name
+from ...queues.lanes import NORMAL, Lane
 from ...queues.security.secret_arguments import SecretPaths
 from ...queues.transport.large_values import read_arguments
 from .journal.handoff.document import HANDOFF, RECEIVED, Handoff, OpenPromise
@@ -105,6 +106,7 @@ async def continue_as(
         "tags": own.tags,
         "on_end": own.on_end if name == own.task else getattr(to, "on_end", None) is not None,
     }
+    kept["lane"] = own.lane if name == own.task else _lane(run, to, name)
     if (limits := _limits(run, to, name)) is not None:
         secrets = {path[0] for path in marks if path}
         kept["limits"] = tuple(use for use, _ in limits.uses(from_json(data) if limits.keyed else {}, secrets))
@@ -170,13 +172,23 @@ def _app(run: Run, to: Receiver | str | None) -> str | None:
     return run.envelope.app if owner is None else str(owner.name)
 
 
+def _task(run: Run, to: Receiver | str | None, name: str) -> object:
+    """Return the successor's task, None if it is not known here."""
+    if to is None or isinstance(to, str):
+        return run.host.tasks.get(name) if isinstance(run.host.tasks, Mapping) else None
+    return getattr(to, "task", to)
+
+
 def _limits(run: Run, to: Receiver | str | None, name: str) -> TaskLimits | None:
     """Return the limits of the successor's task, None without any or if they are not known here."""
-    task: object = getattr(to, "task", to)
-    if to is None or isinstance(to, str):
-        task = run.host.tasks.get(name) if isinstance(run.host.tasks, Mapping) else None
-    found: TaskLimits | None = getattr(task, "limits", None)
+    found: TaskLimits | None = getattr(_task(run, to, name), "limits", None)
     return found
+
+
+def _lane(run: Run, to: Receiver | str | None, name: str) -> Lane | None:
+    """Return the lane of the successor's task, None for the normal one or if it is not known here."""
+    found: Lane = getattr(_task(run, to, name), "lane", NORMAL)
+    return None if found == NORMAL else found
 
 
 async def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:

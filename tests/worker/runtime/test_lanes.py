@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, Unique
 from perdure.queues import find_task, list_queues, set_partitions
 from perdure.queues.keys import GROUP, RELEASED
 from perdure.queues.lanes import LANES
 from perdure.queues.partitions.resharding import load_route
 from perdure.worker.errors import InvalidArguments, TaskDefinitionError
 
+from tests.support.command_line import call
+from tests.support.processes import worker_processes
 from tests.support.workers import BOUND, bounded, redis_command, running_worker, wait_until, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("lanes")]
@@ -245,6 +248,134 @@ async def test_children_and_groups_go_to_the_lane_of_their_own_task(app: App) ->
         assert await group.result(timeout=BOUND) == 7
     (stats,) = await list_queues(app.producer.gateway, app.producer.namespace, app.name)
     assert {partition.index // 1_000_000 for partition in stats.partitions if partition.index} == {1, 2, 3}
+
+
+async def test_a_continued_task_keeps_its_priority_and_another_one_has_its_own(app: App) -> None:
+    @app.task(priority="low")
+    async def other(ctx: Context, part: int) -> int:
+        return part
+
+    @app.task
+    async def long(ctx: Context, part: int) -> int:
+        if part < 2:
+            await ctx.continue_as(other if part else long, arguments={"part": part + 1})
+        return part
+
+    handle = await long.options(priority="high").enqueue(0)
+    await work_off(app)
+    found = [
+        await find_task(app.producer.gateway, app.producer.namespace, f"{handle.id}{end}") for end in ("", ".h1", ".h2")
+    ]
+    assert [None if one is None else one.lane for one in found] == ["high", "high", "low"]
+
+
+@pytest.mark.usefixtures("environment")
+async def test_forks_and_imported_tasks_keep_the_priority_of_the_original(app: App, tmp_path: Path) -> None:
+    broken = [True]
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> int:
+        number = await ctx.step("one", lambda: 1)
+        if broken:
+            raise ValueError("no")
+        return number
+
+    handle = await job.options(priority="high").enqueue()
+    await work_off(app)
+
+    def commands() -> list[str]:
+        forked = call("task", "fork", handle.id).ids
+        assert call("task", "export", handle.id, "--output", str(tmp_path / "task")).code == 0
+        return [*forked, *call("task", "import", str(tmp_path / "task"), "--id", "copy").ids]
+
+    copies = await asyncio.to_thread(commands)
+    assert len(copies) == 2
+    broken.clear()
+    for task_id in copies:
+        copy = await app.producer.find(task_id)
+        assert copy is not None
+        assert copy.partition.lane == "high"
+        await work_off(app)
+        assert await copy.result(timeout=BOUND) == 1
+
+
+async def test_turns_of_a_session_have_the_priority_of_the_agent(app: App) -> None:
+    class Echo(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="say", title="say")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            return state.goal
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            return state.goal
+
+    echo = app.agent(Echo, priority="low")
+    session = app.session(echo, "ada")
+    turns = [await session.send(text) for text in ("one", "two", "three")]  # the later ones are stored by workers
+    goal = await echo.enqueue("four")
+    assert goal.partition.lane == "low"
+    await work_off(app)
+    for turn in turns:
+        partition = await find_task(app.producer.gateway, app.producer.namespace, turn.task_id)
+        assert partition is not None
+        assert partition.lane == "low"
+
+
+async def test_a_unique_key_is_one_task_whatever_its_priority(app: App) -> None:
+    @app.task(unique=Unique("while_queued", by="order"))
+    async def ship(ctx: Context, order: int) -> None: ...
+
+    first = await ship.options(priority="low").enqueue(1)
+    again = await ship.options(priority="high").enqueue(1)
+    assert (again.id, again.existed, again.partition) == (first.id, True, first.partition)
+    last = await ship.options(priority="high", unique=Unique("while_queued", by="order", keep="last")).enqueue(1)
+    assert last.partition.lane == "high"
+    assert (await first.record()).state == "cancelled"
+    await work_off(app)
+    assert (await last.record()).state == "succeeded"
+
+
+async def test_limited_tasks_of_all_priorities_are_admitted(app: App) -> None:
+    running, most = [0], [0]
+    api = app.limit("api", total=2)
+
+    @app.task(limits=[api])
+    async def calls(ctx: Context) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0.005)
+        running[0] -= 1
+
+    async with running_worker(app, concurrency=8):
+        handles = []
+        for options in ({"priority": "low"}, {"priority": "high"}, {"idle": True}, {}):
+            handles += await calls.options(**options).enqueue_many([{}] * 4)
+        for handle in handles:
+            await handle.result(timeout=BOUND)
+    assert most[0] <= 2
+
+
+@pytest.mark.processes
+async def test_killed_workers_lose_no_task_of_any_priority(app: App, settings: Settings, tmp_path: Path) -> None:
+    """Each worker is killed while it runs tasks of several lanes; the last one finishes them."""
+    with worker_processes(settings, tmp_path) as workers:
+        producer, lanes = app.producer, [{"priority": "low"}, {"priority": "high"}, {"idle": True}, {}]
+        handles = []
+        for options in lanes:
+            arguments = [{"value": number, "steps": 3, "pause": 0.02} for number in range(8)]
+            handles += await producer.enqueue_many("pipeline", arguments, queue="replica", **options)
+        for _ in range(3):
+            process = await workers.start(concurrency=4, lease=1.0).ready()
+
+            async def works(pid: int = process.pid) -> bool:
+                return len(workers.lines("end", pid=pid)) >= 6
+
+            await wait_until(works, "the worker runs steps")
+            process.kill()
+        await workers.start(concurrency=4, lease=1.0).ready()
+        for handle in handles:
+            await handle.result(timeout=BOUND)
 
 
 async def test_a_reshard_changes_all_lanes_and_keeps_their_order(app: App) -> None:
