@@ -176,7 +176,7 @@ class PartitionAssignment:
         That producer has stored tasks since, and stores the route again with the next one at the earliest. Some
         partitions of each lane, the next ones each time.
         """
-        missing = [lane for lane in LANES if lane not in queue.route.lanes]
+        missing: list[Lane] = [lane for lane in LANES if lane not in queue.route.lanes]
         start = queue.searched if queue.searched < queue.route.last.count else 0
         queue.searched = min(start + _CHECKS, queue.route.last.count)
         numbers = range(start, queue.searched)

@@ -155,7 +155,8 @@ class Route:
         if len(self.generations) == 1 and self.last.first == 0:
             return str(self.last.count).encode()
         form: dict[str, object] = {"generations": _pairs(self.generations, NORMAL)}
-        if others := [lane for lane in self.lanes if lane != NORMAL]:
+        others: list[Lane] = [lane for lane in self.lanes if lane != NORMAL]
+        if others:
             form["lanes"] = {lane: _pairs(self.generations, lane) for lane in others}
         return orjson.dumps(form)
 

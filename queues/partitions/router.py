@@ -35,7 +35,7 @@ class PartitionRouter:
         self._gateway = gateway
         self._namespace = namespace
         self._queue = queue
-        self._lane = lane
+        self._lane: Lane = lane
         self._lanes: dict[Lane, PartitionRouter] = {lane: self}
         self._closed: set[int] = set()
         self._partitions: dict[int, Partition] = {0: namespace.partition(queue)}
@@ -95,7 +95,7 @@ class PartitionRouter:
 
     async def _sync(self) -> None:
         """Read the route, with the lane. Until a worker has added a lane, its tasks go to the normal one."""
-        lanes = () if self._lane == NORMAL else (self._lane,)
+        lanes: tuple[Lane, ...] = () if self._lane == NORMAL else (self._lane,)
         route = await sync_route(self._gateway, self._namespace, self._queue, self._whole, lanes)
         self._set_route(route)
         self._loaded = RUNTIME.monotonic()

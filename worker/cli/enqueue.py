@@ -210,7 +210,7 @@ def lane_of_task(task: str, queue: str | None, app: str | None, lane: Lane | Non
     """Return the lane of a task, the one that is given, else the catalog's; None if that lists no or several lanes."""
     if lane is not None:
         return lane
-    found = {listed.lane for listed in catalog.named(task, app) if queue in (None, listed.queue)}
+    found: set[Lane] = {listed.lane for listed in catalog.named(task, app) if queue in (None, listed.queue)}
     return found.pop() if len(found) == 1 else None
 
 
