@@ -14,6 +14,7 @@
 | `member_registry` | members with an entry that expires, tolerant of foreign bytes |
 | `presence`, `supervisors`, `catalog` | registries of workers, supervisors and the tasks of apps |
 | `pubsub` | notifications that wake waiters |
+| `depth` | limits of the depth of a queue, and the wait for room |
 | `envelope`, `keys`, `errors` | wire format; key names; error tree |
 | `defaults`, `durations` | PERDURE_* defaults; durations and points in time |
 | `wording` | times, durations, counts and lists in texts |
@@ -51,6 +52,7 @@ from .errors import (
     PayloadTooLarge,
     PerdureError,
     QueueError,
+    QueueFull,
     Refused,
     ServerFull,
     StillRunning,
@@ -105,6 +107,7 @@ __all__ = [
     "PerdureError",
     "Producer",
     "QueueError",
+    "QueueFull",
     "QueueStats",
     "Record",
     "Refused",

@@ -30,6 +30,7 @@ from .unique import Unique, UniqueTask, unique_task
 from .wording import listed
 
 if TYPE_CHECKING:
+    from .depth import MaxDepth
     from .limits.task_limits import TaskLimits
 
 KEPT: Final = 30 * 86_400
@@ -66,6 +67,7 @@ class CatalogTask:
         unique: Its rule for unique tasks, see `UniqueTask.published`; None without one.
         limits: Its limits, see `TaskLimits.published`; None without any.
         lane: Its lane of the queue: "high", "normal", "low" or "idle".
+        depth: Limit of the depth of its queue, see `MaxDepth.published`; None without one.
     """
 
     name: str
@@ -81,6 +83,7 @@ class CatalogTask:
     unique: Mapping[str, Any] | None = None
     limits: Mapping[str, Any] | None = None
     lane: Lane = NORMAL
+    depth: Mapping[str, Any] | None = None
 
     @property
     def problem(self) -> str | None:
@@ -164,6 +167,17 @@ class CatalogTask:
         if costs:
             raise CatalogError(f"task {self.name!r} has no limits, got costs of {', '.join(costs)}")
         return message
+
+    def max_depth(self) -> MaxDepth | None:
+        """Return the limit of the depth of its queue. Raises `CatalogError` if what is published is none."""
+        if self.depth is None:
+            return None
+        from .depth import MaxDepth
+
+        try:
+            return MaxDepth.read(self.depth)
+        except (LookupError, TypeError, ValueError) as error:
+            raise CatalogError(f"could not read the max_depth of task {self.name!r}: {error}") from None
 
 
 class AppEntry:
@@ -364,6 +378,7 @@ def _task(app: str, version: str, fields: Mapping[str, Any]) -> CatalogTask:
         unique=fields.get("unique"),
         limits=fields.get("limits"),
         lane=read_lane(fields.get("lane")),
+        depth=fields.get("depth"),
     )
 
 

@@ -21,10 +21,10 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from .envelope import TaskMessage
-from .errors import NotReplicated, StillRunning
+from .errors import NotReplicated, QueueFull, StillRunning
 from .keys import Partition, gate_of
 from .lanes import NORMAL, Lane
 from .partitions.router import PartitionRouter
@@ -38,12 +38,16 @@ _RESET = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
 _ENQUEUE_ONE = queue_script("enqueue_one")
+DEPTH = queue_script("queue_depth")
+"""Script that reads the depth of a partition, see depth.py. Workers load it for producers with fewer rights."""
 _ENQUEUE_LIMITED = queue_script("enqueue_limited")
 
 _NO_NAMES: Final = ("", "")
 
+_CLOSED: Final = -1
 _ENDED: Final = -2
-"""Answer of the script: the claim has ended, and nothing is stored."""
+_FULL: Final = -3
+"""Answers of the scripts that nothing is stored: the partition is closed, the claim has ended, too many tasks wait."""
 
 _SCRIPT_BYTES: Final = 4 * 1024 * 1024
 """Largest size of one script's messages, so that other clients do not wait long for it."""
@@ -78,6 +82,34 @@ class KeyClaim:
     request: bytes = b""
 
 
+class Room(Protocol):
+    """Protocol of what finds room in a queue with a limit of its depth, for the tasks of one call; see depth.py."""
+
+    async def first(self, partition: Partition) -> int:
+        """Return the number of waiting tasks from which on the first script of a partition stores none."""
+        ...
+
+    async def next(self, partition: Partition) -> int | None:
+        """Return the number after a script without room; None if there is none, and the wait is over."""
+        ...
+
+    async def is_there(self) -> bool:
+        """Return whether there is room now."""
+        ...
+
+    async def wait(self) -> bool:
+        """Wait for a moment; return False if the wait is over."""
+        ...
+
+    def stored(self, partition: Partition, count: int) -> None:
+        """Note that tasks were stored."""
+        ...
+
+    def full(self) -> QueueFull:
+        """Return the error of a call for which there is no room."""
+        ...
+
+
 class BatchEnqueuer:
     """Storing of messages in one queue.
 
@@ -85,16 +117,27 @@ class BatchEnqueuer:
         delay: Seconds until the tasks may run.
         replicated: Whether replicas must have the tasks before a call returns. If too few have them in time, it raises
             `NotReplicated` with the ids of the tasks.
+        room: Finds room in a queue with a limit of its depth; None without a limit.
     """
 
     limits: ClassVar[BatchLimits] = BatchLimits()
     """Limits of all batches of this process; tests lower them."""
 
-    def __init__(self, gateway: Gateway, router: PartitionRouter, delay: float, *, replicated: bool = False) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        router: PartitionRouter,
+        delay: float,
+        *,
+        replicated: bool = False,
+        room: Room | None = None,
+    ) -> None:
         self._gateway = gateway
         self._router = router
         self._delay_ms = round(delay * 1000)
         self._replicated = replicated
+        self._room = room
+        self._full = False
         self._known: list[tuple[Partition, TaskMessage]] = []
 
     def take_known(self) -> list[tuple[Partition, TaskMessage]]:
@@ -107,12 +150,14 @@ class BatchEnqueuer:
         self._known.append((partition, message))
 
     async def one(self, message: TaskMessage) -> Partition:
-        """Store one task; return its partition."""
+        """Store one task; return its partition. Raises `QueueFull`."""
 
         router = self._router.of(message.lane)
 
         async def store(partition: Partition) -> bool:
             answer = (await self._store(partition, [message]))[0]
+            if answer == _FULL and self._room is not None:
+                raise self._room.full()
             if answer == 0:
                 self._known.append((partition, message))
             return answer >= 0
@@ -127,13 +172,26 @@ class BatchEnqueuer:
 
         return await router.place(message.number, store, find if message.own_id or message.ordered else None)
 
-    async def claimed(self, message: TaskMessage, claim: KeyClaim) -> Partition | None:
-        """Store one task under a claim; return its partition, None if the claim has ended."""
+    async def find_room(self) -> None:
+        """Look for room after a task had none, or wait for a moment. Raises `QueueFull`."""
+        if self._room is not None and not await self._room.is_there() and not await self._room.wait():
+            raise self._room.full()
+
+    async def claimed(self, message: TaskMessage, claim: KeyClaim, *, replaces: bool = False) -> Partition | None:
+        """Store one task under a claim; return its partition, None if the claim has ended.
+
+        replaces: whether it replaces another task, and so needs no room. Raises `QueueFull` at once, without a wait for
+        room: a claim is held for seconds only.
+        """
         ended = False
 
         async def store(partition: Partition) -> bool:
             nonlocal ended
-            (answer,) = await self._store_one(partition, message, claim)
+            room = None if replaces else self._room
+            most = None if room is None else await room.first(partition)
+            (answer,) = await self._store_one(partition, message, claim, most)
+            if answer == _FULL and room is not None:
+                raise room.full()
             ended = answer == _ENDED
             if answer == 0 and message.own_id:
                 self._known.append((partition, message))
@@ -215,17 +273,22 @@ class BatchEnqueuer:
     async def all(
         self, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
     ) -> AsyncGenerator[list[tuple[str, Partition]]]:
-        """Store tasks batch by batch; yield the ids and partitions of each stored batch, in order."""
+        """Store tasks batch by batch; yield the ids and partitions of each stored batch, in order.
+
+        Raises `QueueFull`.
+        """
         await self._router.refresh()
         storing: asyncio.Task[list[tuple[str, Partition]]] | None = None
         try:
             async for batch in self._batches(messages):
                 if storing is not None:
                     yield await storing
+                    self._check_room()
                 storing = asyncio.create_task(self._batch(batch))
                 await asyncio.sleep(0)  # sends it now, before the next one is prepared
             if storing is not None:
                 yield await storing
+                self._check_room()
         finally:
             if storing is not None:
                 storing.cancel()
@@ -253,7 +316,7 @@ class BatchEnqueuer:
         return self.limits.script * min(self._router.width, _SCRIPTS)
 
     async def _batch(self, batch: Sequence[TaskMessage]) -> list[tuple[str, Partition]]:
-        """Store messages of one lane, those of each partition in order; return their ids and partitions."""
+        """Store messages of one lane, those of each partition in order; return ids and partitions of stored ones."""
         router = self._router.of(batch[0].lane)
         await router.refresh()
         if (only := router.only) is not None and not (router.shares_ids and any(message.own_id for message in batch)):
@@ -261,8 +324,13 @@ class BatchEnqueuer:
             if min(answers) >= 0:
                 self._known += [(only, message) for message, answer in zip(batch, answers, strict=True) if answer == 0]
                 return [(message.id, only) for message in batch]
+            if _CLOSED not in answers:
+                self._full = True
+                self._known += [(only, message) for message, answer in zip(batch, answers, strict=True) if answer == 0]
+                return [(message.id, only) for message, answer in zip(batch, answers, strict=True) if answer != _FULL]
         numbers = self._numbers(router, batch)
         found: dict[int, Partition] = {}
+        full: dict[int, Partition] = {}  # partitions without room
         left: Sequence[int] = range(len(batch))
         while left:
             known = await self._find(
@@ -278,10 +346,10 @@ class BatchEnqueuer:
             self._known += [(partition, batch[position]) for position, partition in known.items()]
             found |= known
             new = [position for position in left if position not in found]
-            found |= await self._kept_in_closed(router, batch, new, numbers)
+            found |= await self._kept_in_closed(router, batch, new, numbers, full)
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
-                if position not in found:
+                if position not in found and position not in full:
                     groups[router.partition(numbers[position])].append(position)
             stored = await asyncio.gather(
                 *(self._group(where, [batch[position] for position in group]) for where, group in groups.items())
@@ -289,22 +357,39 @@ class BatchEnqueuer:
             refused: dict[int, Partition] = {}
             for (where, group), answers in zip(groups.items(), stored, strict=True):
                 for position, answer in zip(group, answers, strict=True):
-                    (refused if answer < 0 else found)[position] = where
+                    (found if answer >= 0 else full if answer == _FULL else refused)[position] = where
                     if answer == 0:
                         self._known.append((where, batch[position]))
             await router.on_closed(list(dict.fromkeys(refused.values())))
             left = sorted(refused)
-        return [(message.id, found[position]) for position, message in enumerate(batch)]
+        self._full = self._full or bool(full)
+        return [(message.id, found[position]) for position, message in enumerate(batch) if position not in full]
+
+    def _check_room(self) -> None:
+        """Raise `QueueFull` if some messages of the last batch were not stored for lack of room."""
+        if self._full and self._room is not None:
+            raise self._room.full()
 
     async def _kept_in_closed(
-        self, router: PartitionRouter, batch: Sequence[TaskMessage], left: Sequence[int], numbers: Sequence[int]
+        self,
+        router: PartitionRouter,
+        batch: Sequence[TaskMessage],
+        left: Sequence[int],
+        numbers: Sequence[int],
+        full: dict[int, Partition],
     ) -> dict[int, Partition]:
-        """Store tasks of ordered keys in closed partitions that have tasks of these keys; return those, by position."""
+        """Store tasks of ordered keys in closed partitions that have tasks of these keys; return those, by position.
+
+        full: gets those for which there is no room.
+        """
         found: dict[int, Partition] = {}
         for position in left:
             message = batch[position]
             for partition in router.closed_partitions(numbers[position]) if message.ordered else ():
                 (answer,) = await self._store(partition, [message])
+                if answer == _FULL:
+                    full[position] = partition
+                    break
                 if answer >= 0:
                     found[position] = partition
                     if answer == 0:
@@ -333,6 +418,9 @@ class BatchEnqueuer:
         """Store messages in one partition, script after script."""
         answers: list[int] = []
         for start in range(0, len(messages), self.limits.script):
+            if _FULL in answers:  # later tasks must not be stored before these
+                answers += [_FULL] * (len(messages) - start)
+                break
             answers += await self._store(partition, messages[start : start + self.limits.script])
         return answers
 
@@ -342,17 +430,43 @@ class BatchEnqueuer:
             await self._group(partition, messages)
 
     async def _store(self, partition: Partition, messages: Sequence[TaskMessage]) -> list[int]:
-        """Store messages with one script; each with large arguments with one of its own."""
+        """Store messages, and wait for room if the call waits; return the answer for each.
+
+        If no room was found, those that have none were not stored.
+        """
+        if self._room is None:
+            return await self._send(partition, messages)
+        answers = await self._send(partition, messages, await self._room.first(partition))
+        self._note_stored(partition, answers)
+        while left := [position for position, answer in enumerate(answers) if answer == _FULL]:
+            number = await self._room.next(partition)
+            if number is None:
+                break
+            again = await self._send(partition, [messages[position] for position in left], number)
+            self._note_stored(partition, again)
+            for position, answer in zip(left, again, strict=True):
+                answers[position] = answer
+        return answers
+
+    def _note_stored(self, partition: Partition, answers: Sequence[int]) -> None:
+        if self._room is not None and (count := answers.count(1)):
+            self._room.stored(partition, count)
+
+    async def _send(self, partition: Partition, messages: Sequence[TaskMessage], most: int | None = None) -> list[int]:
+        """Store messages with one script; each with large arguments with one of its own.
+
+        most: number of waiting tasks from which on the scripts store none.
+        """
         large = [position for position, message in enumerate(messages) if message.large is not None]
         if large:
-            return await self._store_each(partition, messages, large)
+            return await self._store_each(partition, messages, large, most)
         records = [partition.record(message.id) for message in messages]
         args: list[Argument] = []
         if self._delay_ms > 0:
             args.append(self._delay_ms)
             for message in messages:
                 args += (message.id, message.envelope, message.arguments)
-            keys = [partition.due, partition.nudge, partition.closed, partition.timeline, *records]
+            keys = [partition.due, partition.nudge, partition.closed, partition.timeline, partition.ready, *records]
             script = _SCHEDULE
         elif any(message.limits for message in messages):
             keys, args = _in_lists(partition, messages, records)
@@ -362,6 +476,8 @@ class BatchEnqueuer:
                 args += (message.id, message.envelope, message.arguments, *(message.names or _NO_NAMES))
             keys = [partition.ready, partition.closed, partition.timeline, *records]
             script = _ENQUEUE
+        if most is not None:
+            args.append(most)
         if self._replicated:
             answers: list[int] = await self._store_replicated(script, keys, args, partition, messages)
         else:
@@ -369,25 +485,30 @@ class BatchEnqueuer:
         return answers
 
     async def _store_each(
-        self, partition: Partition, messages: Sequence[TaskMessage], large: Sequence[int]
+        self, partition: Partition, messages: Sequence[TaskMessage], large: Sequence[int], most: int | None
     ) -> list[int]:
         """Store messages of which some have large arguments, in order."""
         answers: list[int] = []
         start = 0
-        for position in large:
+        for position in [*large, len(messages)]:
             if start < position:
-                answers += await self._store(partition, messages[start:position])
-            answers += await self._store_one(partition, messages[position])
+                answers += await self._send(partition, messages[start:position], most)
+            if position < len(messages) and _FULL not in answers:
+                answers += await self._store_one(partition, messages[position], most=most)
+            if _FULL in answers:
+                return answers + [_FULL] * (len(messages) - len(answers))
             start = position + 1
-        return answers if start == len(messages) else answers + await self._store(partition, messages[start:])
+        return answers
 
-    async def _store_one(self, partition: Partition, message: TaskMessage, claim: KeyClaim | None = None) -> list[int]:
+    async def _store_one(
+        self, partition: Partition, message: TaskMessage, claim: KeyClaim | None = None, most: int | None = None
+    ) -> list[int]:
         """Store a message with large arguments, or one under a claim: only in the partition of a request to cancel."""
         until: int | str = "" if claim is None else claim.until
         request = claim.request if claim is not None and claim.beside == partition else b""
         gate, replaces = _gate(message)
-        payload = (message.id, message.envelope, message.arguments)
-        args = (*payload, max(0, self._delay_ms), until, request, *gate, replaces)
+        args: list[Argument] = [message.id, message.envelope, message.arguments, max(0, self._delay_ms), until, request]
+        args += (*gate, replaces, *([] if most is None else [most]))
         record = partition.record(message.id)
         keys = [partition.ready, partition.closed, partition.timeline, record, partition.due, partition.nudge]
         line = [partition.limited(gate[0]), partition.turns(gate[1]), partition.rings] if message.limits else []

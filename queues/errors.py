@@ -312,6 +312,36 @@ class HandOffRefused(QueueError):
     """A task cannot be continued as the requested task, or its chain of successors has no end."""
 
 
+class QueueFull(QueueError):
+    """As many tasks wait in a queue as its `max_depth` allows, and nothing more was stored.
+
+    Attributes:
+        queue: Name of the queue.
+        depth: Number of its waiting tasks.
+        max_depth: The limit.
+        stored: Ids of the tasks of the call that were stored before, in their order.
+    """
+
+    def __init__(
+        self, queue: str, depth: int, max_depth: int, *, waited: float = 0.0, stored: Sequence[str] = (), left: int = 0
+    ) -> None:
+        """waited: seconds without room. left: tasks of the call that were not stored, 0 if that is unknown."""
+        after = f" after {waited:g} s" if waited else ""
+        some = f"; {len(stored):,} tasks of the call were stored, {left:,} were not" if left > 1 or stored else ""
+        remedy = "start more workers" if waited else "wait with when_full='wait'"
+        super().__init__(
+            f"queue {queue!r} is full{after}: {depth:,} tasks wait, and max_depth is {max_depth:,}{some}; enqueue "
+            f"again later, {remedy}, or raise max_depth"
+        )
+        self.queue, self.depth, self.max_depth = queue, depth, max_depth
+        self.stored = tuple(stored)
+        self._waited = waited
+
+    def of_call(self, stored: Sequence[str], left: int) -> QueueFull:
+        """Return the error of a call of several tasks."""
+        return QueueFull(self.queue, self.depth, self.max_depth, waited=self._waited, stored=stored, left=left)
+
+
 class InvalidUniqueKey(QueueError, ValueError):
     """The arguments of a unique task make no key: a part of it is missing, a secret, or no scalar."""
 

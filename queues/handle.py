@@ -119,6 +119,11 @@ async def serving(
         _SERVED.reset(served)
 
 
+def is_served_here(queue: str) -> bool:
+    """Return whether the caller is a task of a worker that serves a queue."""
+    return queue in _SERVED.get()
+
+
 def place_of(handle: TaskHandle[Any]) -> dict[str, Any]:
     """Return the JSON form of a handle: id, namespace, queue and partition of its task."""
     at = handle.partition
@@ -261,7 +266,7 @@ class TaskHandle(Generic[R]):
             with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
                 record = await retry_while_unavailable(self.record)
             if not record.state.terminal:
-                if self.partition.queue in _SERVED.get():
+                if is_served_here(self.partition.queue):
                     self._warn_of_deadlock()
                 with anyio.fail_after(None if timeout is None else timeout - (RUNTIME.monotonic() - started)):
                     record = await self._wait()

@@ -33,9 +33,9 @@ from .envelope import (
     encode_arguments,
     make_options,
 )
-from .errors import CatalogError, TaskNotFound
+from .errors import CatalogError, QueueFull, TaskNotFound
 from .groups import DEFAULT_GROUP_LIMIT, GroupErrors, GroupItem, check_group, encode_group
-from .handle import DEFAULT_RESULT_TTL, TaskHandle
+from .handle import DEFAULT_RESULT_TTL, TaskHandle, is_served_here
 from .inbox import Sent
 from .inspection.views import find_task
 from .keys import Namespace, Partition
@@ -51,6 +51,7 @@ from .transport.server_check import ServerRequirements
 from .unique import Unique, UniqueTask, unique_task
 
 if TYPE_CHECKING:
+    from .depth import KnownDepths, MaxDepth, WhenFull
     from .waits import AnswerReceipt
 
 R = TypeVar("R")
@@ -121,6 +122,7 @@ class Producer:
             _logger.warning(problem)
         self.notifications = TaskNotifications(self.gateway)
         self._routers: dict[str, PartitionRouter] = {}
+        self._depths: dict[tuple[str, bool], dict[Lane, KnownDepths]] = {}
         self._catalog: tuple[float, Catalog] | None = None
 
     async def __aenter__(self) -> Self:
@@ -155,6 +157,9 @@ class Producer:
         costs: Mapping[str, int] | None = None,
         priority: Priority | None = None,
         idle: bool | None = None,
+        max_depth: int | Literal[False] | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
     ) -> TaskHandle[Any]:
         """Enqueue one task by name. Once this returns, the task is never lost.
 
@@ -176,6 +181,10 @@ class Producer:
                 is named are read by its worker.
             priority: "high", "normal" or "low"; idle: whether the task runs on spare slots only. Default: those of the
                 catalog, if no queue is named.
+            max_depth: Number of tasks waiting in the queue from which on this one is not stored. Default: that of the
+                catalog, if no queue is named. False for no limit.
+            when_full: "refuse" raises `QueueFull` then; "wait" waits for room.
+            wait_limit: Seconds without room after which a waiting call raises `QueueFull`; 60 by default.
 
         Raises:
             CatalogError: No queue is named, and the catalog lists no such task, several, other arguments, or a rule
@@ -185,6 +194,7 @@ class Producer:
             TypeError: The arguments are not JSON.
             InvalidUniqueKey: The arguments make no key.
             InvalidLimitUse: The arguments make no key of a limit, or a cost is too large.
+            QueueFull: As many tasks wait as `max_depth` allows.
             ValueError: An option is wrong.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
@@ -204,7 +214,8 @@ class Producer:
         elif costs:
             raise ValueError("costs must be without queue, since the catalog says which limits the task has")
         assert queue is not None  # noqa: S101 - it was given, or is that of the catalog
-        return await self.send_one(message, queue=queue, delay=delay, durability=durability, unique=rule)
+        limit = _limit(max_depth, when_full, wait_limit, listed)
+        return await self.send_one(message, queue=queue, delay=delay, durability=durability, unique=rule, limit=limit)
 
     async def enqueue_many(
         self,
@@ -219,17 +230,22 @@ class Producer:
         unique: Unique | Literal[False] | None = None,
         priority: Priority | None = None,
         idle: bool | None = None,
+        max_depth: int | Literal[False] | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments. All are checked before the first one is sent.
 
-        queue, app, unique, priority, idle: see `enqueue`.
+        queue, app, unique, priority, idle, max_depth, when_full, wait_limit: see `enqueue`. If the queue is full, the
+        tasks before that stay stored, and `QueueFull.stored` has their ids.
         """
         listed, rule, lane = None, unique_task(task, unique), check_lane(priority, idle)
         if queue is None:
             listed = await self._listed(task, app)
             queue, rule, lane = listed.queue, listed.unique_task(unique), lane or listed.lane
         messages = _messages(_plain(task, app, lane), many, key, listed)
-        return await self.send(messages, queue=queue, delay=delay, durability=durability, unique=rule)
+        limit = _limit(max_depth, when_full, wait_limit, listed)
+        return await self.send(messages, queue=queue, delay=delay, durability=durability, unique=rule, limit=limit)
 
     async def enqueue_group(
         self,
@@ -294,19 +310,23 @@ class Producer:
         unique: Unique | Literal[False] | None = None,
         priority: Priority | None = None,
         idle: bool | None = None,
+        max_depth: int | Literal[False] | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
     ) -> AsyncIterator[TaskHandle[Any]]:
         """Enqueue one task per set of arguments, in constant memory; yield a handle per stored task.
 
-        If a set of arguments is refused, tasks before it may be stored. queue, app, unique, priority, idle: see
-        `enqueue`.
+        If a set of arguments is refused, tasks before it may be stored. queue, app, unique, priority, idle, max_depth,
+        when_full, wait_limit: see `enqueue`.
         """
         listed, rule, lane = None, unique_task(task, unique), check_lane(priority, idle)
         if queue is None:
             listed = await self._listed(task, app)
             queue, rule, lane = listed.queue, listed.unique_task(unique), lane or listed.lane
         messages = _messages(_plain(task, app, lane), many, key, listed)
+        limit = _limit(max_depth, when_full, wait_limit, listed)
         handles: AsyncGenerator[TaskHandle[Any]] = self.send_stream(
-            messages, queue=queue, delay=delay, durability=durability, unique=rule
+            messages, queue=queue, delay=delay, durability=durability, unique=rule, limit=limit
         )
         async with aclosing(handles):
             async for handle in handles:
@@ -322,16 +342,20 @@ class Producer:
         durability: Replicated | None = None,
         same: Callable[[bytes, bytes], bool] | None = None,
         unique: UniqueTask | None = None,
+        limit: MaxDepth | None = None,
     ) -> TaskHandle[R]:
-        """Enqueue one encoded task. same: see `find_conflicts`. unique: its rule. Raises `TaskExists`."""
+        """Enqueue one encoded task. same: see `find_conflicts`. unique: its rule. limit: of the queue's depth.
+
+        Raises `TaskExists`, `QueueFull`.
+        """
         if unique is not None:
-            stored = self._unique([message], queue, delay, durability, unique, same)
+            stored = self._unique([message], queue, delay, durability, unique, same, limit)
             [handle] = [self._handle(*one, decode) async for one in stored]
             return handle
         message = self._ready(message, queue)
         if durability is not None:
             message = message.placed_by_id()
-        enqueuer = self._enqueuer(queue, delay, durability)
+        enqueuer = self._enqueuer(queue, delay, durability, limit)
         partition = await enqueuer.one(message)
         if known := enqueuer.take_known():
             check_conflicts(await find_conflicts(self.gateway, known, same))
@@ -360,22 +384,30 @@ class Producer:
         durability: Replicated | None = None,
         same: Callable[[bytes, bytes], bool] | None = None,
         unique: UniqueTask | None = None,
+        limit: MaxDepth | None = None,
     ) -> list[TaskHandle[R]]:
         """Enqueue encoded tasks in few round trips. All are checked before the first one is sent.
 
         Each task is stored or not; the call is not a transaction. same: see `find_conflicts`. unique: their rule.
+        limit: of the queue's depth.
 
-        Raises `TaskExists` after the other tasks of the batch are stored.
+        Raises `TaskExists` after the other tasks of the batch are stored, `QueueFull` with those that are stored.
         """
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
         if unique is not None:
-            stored = self._unique(listed, queue, delay, durability, unique, same)
+            stored = self._unique(listed, queue, delay, durability, unique, same, limit)
             return [self._handle(*one, decode) async for one in stored]
-        enqueuer = self._enqueuer(queue, delay, durability)
+        enqueuer = self._enqueuer(queue, delay, durability, limit)
         ready = [self._ready(message, queue) for message in listed]
         if durability is not None:
             ready = [message.placed_by_id() for message in ready]
-        return [self._handle(*one, decode) async for one in self._stored(enqueuer, ready, same)]
+        handles: list[TaskHandle[R]] = []
+        try:
+            async for one in self._stored(enqueuer, ready, same):
+                handles.append(self._handle(*one, decode))  # noqa: PERF401 - those before an error count
+        except QueueFull as error:
+            raise error.of_call([handle.id for handle in handles], len(ready) - len(handles)) from None
+        return handles
 
     async def send_stream(
         self,
@@ -386,21 +418,24 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
         unique: UniqueTask | None = None,
+        limit: MaxDepth | None = None,
     ) -> AsyncGenerator[TaskHandle[R]]:
         """Enqueue encoded tasks in constant memory; yield a handle per stored task. unique: their rule.
 
-        Raises `TaskExists` after the handles of the other tasks of the batch.
+        limit: of the queue's depth.
+
+        Raises `QueueFull`, and `TaskExists`, after the handles of the other tasks of the batch.
         """
         if unique is not None:
             async with aclosing(batched(messages, BatchLimits().script)) as batches:
                 async for batch in batches:
-                    async for one in self._unique(batch, queue, delay, durability, unique):
+                    async for one in self._unique(batch, queue, delay, durability, unique, None, limit):
                         yield self._handle(*one, decode)
             return
         ready = map_items(lambda message: self._ready(message, queue), messages)
         if durability is not None:
             ready = map_items(TaskMessage.placed_by_id, ready)
-        stored = self._stored(self._enqueuer(queue, delay, durability), ready)
+        stored = self._stored(self._enqueuer(queue, delay, durability, limit), ready)
         async with aclosing(stored):
             async for one in stored:
                 yield self._handle(*one, decode)
@@ -431,12 +466,13 @@ class Producer:
         durability: Replicated | None,
         unique: UniqueTask,
         same: Callable[[bytes, bytes], bool] | None = None,
+        limit: MaxDepth | None = None,
     ) -> AsyncGenerator[tuple[str, Partition, bool]]:
         """Store the messages of a unique task, or find those that have their keys; yield as `_stored` does."""
         from .unique_enqueueing import UniqueEnqueuer
 
         seconds = unique.check_delay(seconds_until(delay, "delay") if delay else 0.0)
-        enqueuer = self._enqueuer(queue, seconds, durability)
+        enqueuer = self._enqueuer(queue, seconds, durability, limit)
         ready: list[tuple[str, TaskMessage]] = []
         for message in messages:
             digest = unique.digest(queue, message)
@@ -496,7 +532,9 @@ class Producer:
         options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self.payload_limit, "shows": shows}
         return await answer_token(self.gateway, self.namespace, token, value, **options)
 
-    def _enqueuer(self, queue: str, delay: Moment, durability: Replicated | None) -> BatchEnqueuer:
+    def _enqueuer(
+        self, queue: str, delay: Moment, durability: Replicated | None, limit: MaxDepth | None = None
+    ) -> BatchEnqueuer:
         delay = seconds_until(delay, "delay") if delay else 0.0
         if not 0 <= delay <= MAX_SECONDS:
             raise ValueError(f"delay must be 0 to {MAX_SECONDS:.0e} seconds, got {delay}")
@@ -505,7 +543,13 @@ class Producer:
         router = self._routers.get(queue)
         if router is None:
             router = self._routers[queue] = PartitionRouter(self.gateway, self.namespace, queue)
-        return BatchEnqueuer(self.gateway, router, delay, replicated=durability is not None)
+        room = None
+        if limit is not None and not (limit.wait and is_served_here(queue)):
+            from .depth import RoomFinder
+
+            known = self._depths.setdefault((queue, delay > 0), {})
+            room = RoomFinder(self.gateway, router, queue, limit, known, delayed=delay > 0)
+        return BatchEnqueuer(self.gateway, router, delay, replicated=durability is not None, room=room)
 
     def _ready(self, message: TaskMessage, queue: str) -> TaskMessage:
         """Return the message as it is stored. Raises `PayloadTooLarge`."""
@@ -532,6 +576,21 @@ class Producer:
             payload_limit=self.payload_limit,
             existed=existed,
         )
+
+
+def _limit(
+    max_depth: int | Literal[False] | None,
+    when_full: WhenFull | None,
+    wait_limit: Duration | None,
+    listed: CatalogTask | None,
+) -> MaxDepth | None:
+    """Return the limit of a queue's depth for one call. listed: the task in the catalog, if the call names no queue."""
+    published = None if listed is None else listed.depth
+    if (max_depth, when_full, wait_limit) == (None, None, None) and published is None:
+        return None
+    from .depth import make_limit
+
+    return make_limit(max_depth, when_full, wait_limit, None if listed is None else listed.max_depth())
 
 
 def key_of(key: Key, args: Mapping[str, Any]) -> str | None:

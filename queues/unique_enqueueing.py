@@ -10,6 +10,9 @@ any two of them:
 3. The replaced task is cancelled, and the marker no longer names it. If a producer has died before, the next one of the
    key does that: or finds that the new task was never stored, and that the earlier one still has the key.
 
+If the queue is full, the claim is given back before its producer waits for room. A task that replaces another one needs
+no room.
+
 A marker for a number of seconds is confirmed with one more write, since it outlasts the record of its task.
 """
 
@@ -24,7 +27,7 @@ import orjson
 
 from .enqueueing import BatchEnqueuer, KeyClaim
 from .envelope import TaskMessage
-from .errors import QueueError, TaskNotFound, Unavailable, UnreadableRecord
+from .errors import QueueError, QueueFull, TaskNotFound, Unavailable, UnreadableRecord
 from .handle import CANCEL, Replacement, cancel_request, cancel_task
 from .inspection.views import find_task
 from .keys import MarkerKey, Namespace, Partition
@@ -91,18 +94,27 @@ class UniqueEnqueuer:
         self._retention = retention
 
     async def all(self, messages: Sequence[tuple[str, TaskMessage]]) -> list[UniqueStored]:
-        """Store messages with the digests of their keys, those of a key in turn; all if some have an ordering key."""
+        """Store messages with the digests of their keys, those of a key in turn; all if some have an ordering key.
+
+        Raises `QueueFull` with the tasks that are stored.
+        """
         groups: dict[str, list[int]] = {}
         ordered = any(_has_ordering_key(message) for _, message in messages)
         for number, (digest, _) in enumerate(messages):
             groups.setdefault("" if ordered else digest, []).append(number)
         found: dict[int, UniqueStored] = {}
+        full: list[QueueFull] = []
         limit = asyncio.Semaphore(_CONCURRENT)
 
         async def store(numbers: Sequence[int]) -> None:
             async with limit:
                 for number in numbers:
-                    found[number] = await self.one(*messages[number])
+                    if full:
+                        return
+                    try:
+                        found[number] = await self.one(*messages[number])
+                    except QueueFull as error:
+                        full.append(error)
 
         storing = [asyncio.create_task(store(numbers)) for numbers in groups.values()]
         try:
@@ -111,6 +123,9 @@ class UniqueEnqueuer:
             for task in storing:
                 task.cancel()
             await asyncio.gather(*storing, return_exceptions=True)
+        if full:
+            stored = [found[number].task_id for number in sorted(found)]
+            raise full[0].of_call(stored, len(messages) - len(stored)) if len(messages) > 1 else full[0]
         return [found[number] for number in range(len(messages))]
 
     async def one(self, digest: str, message: TaskMessage) -> UniqueStored:
@@ -118,6 +133,7 @@ class UniqueEnqueuer:
 
         Raises:
             QueueError: The task could not be stored within its claims: clocks differ, or this process was stopped.
+            QueueFull: There is no room for it.
         """
         if message.own_id and (known := await self._find(message.id)) is not None:
             self._enqueuer.note_known(known, message)
@@ -128,7 +144,13 @@ class UniqueEnqueuer:
         claim = await self._claim(place, own, None, b"")
         while True:
             if claim.answer.taken:
-                partition = await self._store(message, claim.answer.now, former, keyless=keyless)
+                try:
+                    partition = await self._store(message, claim.answer.now, former, keyless=keyless)
+                except QueueFull:
+                    await write_marker(self._gateway, place, b"", claim.raw, 0)
+                    await self._enqueuer.find_room()
+                    claim = await self._claim(place, own, None, b"")
+                    continue
                 if partition is not None:
                     await self._confirm(place, claim, KeyHolder(message.id, partition.index), former)
                     return UniqueStored(message.id, partition, False)
@@ -197,7 +219,7 @@ class UniqueEnqueuer:
             beside = self._namespace.partition(self._queue, former.partition)
             request = await cancel_request(self._gateway, beside, former.task_id, self._replacement(message.id))
             claim = KeyClaim(claimed_at + STORE_MS, beside, request)
-        partition = await self._enqueuer.claimed(message, claim)
+        partition = await self._enqueuer.claimed(message, claim, replaces=former is not None)
         if partition is not None and former is not None:
             with suppress(Unavailable):  # the request does it, or the next producer of the key
                 await self._cancel(former, message.id)

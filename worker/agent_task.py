@@ -75,6 +75,7 @@ class AgentTask(Generic[S]):
             StillRunning: `fresh` was asked for and the task has not ended.
             PayloadTooLarge: the goal and the inputs that are stored in the state are over its limit, or with the
                 ephemeral ones over that of large arguments.
+            QueueFull: as many tasks wait as the agent's `max_depth` allows.
             Unavailable: Redis did not answer.
         """
         task = self.task
@@ -106,7 +107,9 @@ class AgentTask(Generic[S]):
             if fresh:
                 return [await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)]
             # The id stands for the goal: a key may stand for several texts, and some inputs are not part of a goal.
-            return [await producer.send_one(message, queue=task.queue, decode=task.decode, same=lambda *_: True)]
+            limit = task.limit_on(task.queue)
+            same: Callable[..., bool] = lambda *_: True  # noqa: E731
+            return [await producer.send_one(message, queue=task.queue, decode=task.decode, same=same, limit=limit)]
 
         if (run := enqueuing_run()) is None:
             [handle] = await enqueue(None, planned=False)

@@ -17,16 +17,18 @@ from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
 from ..queues.unique import Unique
 from .durable.steps.current import Durability
+from .errors import TaskDefinitionError
 from .log import logger
 from .middleware import Chain, Middleware, build_chain, enqueue_innermost
 from .on_demand import keep_large_values
-from .registry import Registry
+from .registry import Registry, make_max_depth
 from .settings import Settings, check_settings, load_settings
 from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_lifespan
 from .task import Handler, OnOrphan, P, R, SyncHandler, Task, refuse_unknown
 
 if TYPE_CHECKING:
     from ..queues.argument_keys import By
+    from ..queues.depth import MaxDepth, WhenFull
     from ..queues.limits.definition import Breaker, Limit, LimitCost, Over, Rate
     from ..queues.waits import AnswerReceipt
     from .agent_task import AgentTask
@@ -103,6 +105,7 @@ class App:
         self.limits: dict[str, Limit] = {}
         if not isinstance(middleware, Iterable):
             raise ConfigurationError(f"middleware of app {name!r} must be a list, got {middleware!r}")
+        self._max_depths: dict[str, MaxDepth] = {}
         self.middleware = tuple(middleware)
         for one in self.middleware:
             if not isinstance(one, Middleware):
@@ -245,6 +248,10 @@ class App:
         limits: Sequence[Limit | LimitCost] = (),
         priority: Priority | None = None,
         idle: bool = False,
+        slots: int = 1,
+        max_depth: int | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -266,6 +273,10 @@ class App:
         limits: Sequence[Limit | LimitCost] = (),
         priority: Priority | None = None,
         idle: bool = False,
+        slots: int = 1,
+        max_depth: int | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
         **unknown: Never,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
@@ -300,6 +311,12 @@ class App:
                 of 8 starts in a row at least one goes to a lower priority that waits.
             idle: start the task on spare slots only: if no other task waits, and at least half of the worker's slots
                 are free.
+            slots: slots of its worker that a run takes, all of them if the worker has fewer.
+            max_depth: number of tasks waiting in the queue from which on this one is not enqueued, else that of
+                `App.queue`. With a delay, scheduled tasks count too. It does not apply to children and groups.
+            when_full: "refuse" lets the enqueue raise `QueueFull` then, "wait" lets it wait for room. A handler never
+                waits for a queue that its own worker serves.
+            wait_limit: seconds without room after which a waiting call raises `QueueFull`; 60 by default.
         """
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
@@ -330,6 +347,10 @@ class App:
                 limits=limits,
                 priority=priority,
                 idle=idle,
+                slots=slots,
+                max_depth=max_depth,
+                when_full=when_full,
+                wait_limit=wait_limit,
             )
 
         return register if handler is None else register(handler)
@@ -353,6 +374,10 @@ class App:
         limits: Sequence[Limit | LimitCost] = (),
         priority: Priority | None = None,
         idle: bool = False,
+        slots: int = 1,
+        max_depth: int | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
     ) -> AgentTask[S]: ...
     @overload
     def agent(
@@ -371,6 +396,10 @@ class App:
         limits: Sequence[Limit | LimitCost] = (),
         priority: Priority | None = None,
         idle: bool = False,
+        slots: int = 1,
+        max_depth: int | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
     ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
@@ -389,6 +418,10 @@ class App:
         limits: Sequence[Limit | LimitCost] = (),
         priority: Priority | None = None,
         idle: bool = False,
+        slots: int = 1,
+        max_depth: int | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
         **unknown: Never,
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
@@ -405,6 +438,8 @@ class App:
                 of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
                 agent's own code reads messages.
             version, limits: as for `task`. A key is made of the goal and the inputs.
+            version, slots: as for `task`.
+            max_depth, when_full, wait_limit: as for `task`. They do not apply to turns of sessions.
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
                 continue, for at most `Agent.resume_timeout`.
         """
@@ -442,6 +477,10 @@ class App:
                 limits=limits,
                 priority=priority,
                 idle=idle,
+                slots=slots,
+                max_depth=max_depth,
+                when_full=when_full,
+                wait_limit=wait_limit,
                 call_options=(),
             )
             found = self.agents[called] = AgentTask(agent, form, task)
@@ -483,6 +522,34 @@ class App:
             raise ConfigurationError(f"app {self.name!r} has a limit {name!r} already: use it, or another name")
         self.limits[name] = limit
         return limit
+
+    def queue(
+        self,
+        name: str | None = None,
+        *,
+        max_depth: int,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
+    ) -> str:
+        """Limit the depth of a queue for all tasks of the app that go there, and return its name.
+
+        Args:
+            name: else that of the app.
+            max_depth, when_full, wait_limit: as for `task`; those of a task take precedence.
+
+        Raises `TaskDefinitionError`.
+        """
+        queue = self._queue(name)
+        limit = make_max_depth(f"queue {queue!r}", max_depth, when_full, wait_limit)
+        if limit is None:
+            raise TaskDefinitionError(f"queue {queue!r}: max_depth must be a whole number, got None")
+        self._max_depths[queue] = limit
+        return queue
+
+    @property
+    def max_depths(self) -> Mapping[str, MaxDepth]:
+        """The limits of the depth of queues that `queue` has set, by the names of the queues."""
+        return self._max_depths
 
     def session(self, agent: AgentTask[S] | type[Agent[S]], session_id: str, /, **inputs: Any) -> Session[S]:
         """Return a session, a conversation with an agent that outlives the tasks of its turns. Nothing is sent.

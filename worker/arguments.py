@@ -38,6 +38,9 @@ CALL_OPTIONS: Final = (
     "costs",
     "priority",
     "idle",
+    "max_depth",
+    "when_full",
+    "wait_limit",
 )
 """Options of one call of a task, see `Task.options`."""
 

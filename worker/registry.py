@@ -24,6 +24,7 @@ from .errors import TaskDefinitionError
 from .task import Handler, OnOrphan, Task, TaskOwner, as_async, check_cleanup, check_options
 
 if TYPE_CHECKING:
+    from ..queues.depth import MaxDepth, WhenFull
     from ..queues.limits.task_limits import TaskLimits
 
 
@@ -78,6 +79,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
         limits: object = (),
         priority: Priority | None = None,
         idle: bool = False,
+        slots: int = 1,
+        max_depth: int | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
         call_options: Collection[str] = CALL_OPTIONS,
     ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task.
@@ -99,6 +104,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
             lane = check_lane(priority, idle or None) or NORMAL
         except ValueError as error:
             raise TaskDefinitionError(f"task {name!r}: {error}") from None
+        if type(slots) is not int or slots < 1:
+            raise TaskDefinitionError(f"task {name!r}: slots must be a whole number from 1, got {slots!r}")
         given = {"timeout": timeout, "idle_timeout": idle_timeout, "result_ttl": result_ttl}
         try:
             times = {what: None if one is None else to_seconds(one, what) for what, one in given.items()}
@@ -137,6 +144,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
             unique=None if unique is None else _bind_unique(name, arguments, unique),
             limits=_bind_limits(name, arguments, limits),
             lane=lane,
+            slots=slots,
+            max_depth=make_max_depth(f"task {name!r}", max_depth, when_full, wait_limit),
             arguments=arguments,
             result=result,
             template=EnvelopeTemplate(name, app=self._app.name, on_end=on_end is not None, lane=lane),
@@ -159,6 +168,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 unique=None if task.unique is None else task.unique.published(),
                 limits=None if task.limits is None else task.limits.published(),
                 lane=task.lane,
+                depth=None if (limit := task.limit_on(task.queue)) is None else limit.published(),
             )
             for task in self._tasks.values()
         ]
@@ -182,6 +192,22 @@ class Registry(Mapping[str, Task[Any, Any]]):
     def queues(self) -> list[str]:
         """Names of the tasks' queues, sorted."""
         return sorted({task.queue for task in self._tasks.values()})
+
+
+def make_max_depth(
+    what: str, max_depth: int | None, when_full: WhenFull | None, wait_limit: Duration | None
+) -> MaxDepth | None:
+    """Return the limit of the depth that options make. what: their owner. Raises `TaskDefinitionError`."""
+    if (max_depth, when_full, wait_limit) == (None, None, None):
+        return None
+    from ..queues.depth import make_limit
+
+    try:
+        if max_depth is False:
+            raise TypeError("max_depth must be a whole number, got False")
+        return make_limit(max_depth, when_full, wait_limit)
+    except (TypeError, ValueError) as error:
+        raise TaskDefinitionError(f"{what}: {error}") from None
 
 
 def _bind_unique(name: str, arguments: Arguments, unique: object) -> UniqueTask:

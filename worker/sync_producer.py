@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
 
 import anyio
 
 from ..deadletter.error_text import error_text
-from ..queues.durations import Moment
+from ..queues.durations import Duration, Moment
 from ..queues.errors import EventLoopError, NotOpen, Unavailable
 from ..queues.handle import TaskHandle
 from ..queues.lanes import Priority
@@ -33,6 +33,9 @@ from ..queues.transport.replication import Replicated
 from ..queues.transport.threadsafe_calls import BackgroundLoop, ThreadsafeCaller, blocking
 from ..queues.unique import Unique
 from .errors import LifespanError
+
+if TYPE_CHECKING:
+    from ..queues.depth import WhenFull
 
 R = TypeVar("R")
 
@@ -114,11 +117,15 @@ class SyncProducer:
         unique: Unique | Literal[False] | None = None,
         priority: Priority | None = None,
         idle: bool | None = None,
+        max_depth: int | Literal[False] | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments. See `Producer.enqueue_many`."""
         listed = list(many)  # in this thread, whose connections its iterator may use
         options: dict[str, Any] = {"delay": delay, "key": key, "durability": durability, "unique": unique}
         options |= {"priority": priority, "idle": idle}
+        options |= {"max_depth": max_depth, "when_full": when_full, "wait_limit": wait_limit}
         return self._enqueue_listed(task, listed, queue=queue, **options)
 
     def _check_thread(self, instead: str) -> None:

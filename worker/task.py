@@ -65,6 +65,7 @@ from .sync_context import SyncContext, call_in_thread
 from .sync_producer import SyncProducer
 
 if TYPE_CHECKING:
+    from ..queues.depth import MaxDepth, WhenFull
     from ..queues.limits.task_limits import TaskLimits
 
 P = ParamSpec("P")
@@ -158,7 +159,10 @@ def check_cleanup(name: str, on_end: object, app: TaskOwner) -> None:
 
 
 class TaskOwner(Protocol):
-    """Protocol of the app that a task belongs to. enqueue_chain: None without middleware for `enqueue`."""
+    """Protocol of the app that a task belongs to.
+
+    enqueue_chain: None without middleware for `enqueue`. max_depths: limits of the depth of queues, by their names.
+    """
 
     @property
     def name(self) -> str: ...
@@ -172,6 +176,9 @@ class TaskOwner(Protocol):
     @property
     def enqueue_chain(self) -> Chain | None: ...
 
+    @property
+    def max_depths(self) -> Mapping[str, MaxDepth]: ...
+
     def sync(self) -> SyncProducer: ...
 
 
@@ -183,6 +190,7 @@ class Task(Generic[P, R]):
     an agent, whose plan decides which steps it asks for. watches_tools: whether coherence checks begin with the first
     tool call of a run. on_end: the task that cleans up after it. unique: its rule for unique tasks.
     limits: None without any. lane: of its queue, by its priority.
+    slots: slots of a worker that a run takes. max_depth: limit of the depth of its queue; None for the app's limit.
     """
 
     name: str
@@ -201,6 +209,8 @@ class Task(Generic[P, R]):
     unique: UniqueTask | None
     limits: TaskLimits | None
     lane: Lane
+    slots: int
+    max_depth: MaxDepth | None
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -231,14 +241,18 @@ class Task(Generic[P, R]):
 
         If it is unique (`Unique`) and another task has its key, the handle is that task's, with `existed` true.
 
-        Raises `InvalidArguments` and `InvalidUniqueKey` before anything is sent, `PayloadTooLarge`, `Unavailable`.
+        Raises `InvalidArguments` and `InvalidUniqueKey` before anything is sent, `PayloadTooLarge`, `QueueFull`,
+        `Unavailable`.
         """
         return await TaskCall(self, self.template).enqueue(*args, **kwargs)
 
     async def enqueue_many(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], **unknown: Never
     ) -> list[TaskHandle[R]]:
-        """Enqueue one task per set of arguments (by name); all are validated before any is sent."""
+        """Enqueue one task per set of arguments (by name); all are validated before any is sent.
+
+        Raises `QueueFull` with the ids of those that are stored.
+        """
         return await TaskCall(self, self.template).enqueue_many(many, **unknown)
 
     async def enqueue_group(
@@ -322,6 +336,9 @@ class Task(Generic[P, R]):
         costs: Mapping[str, int] | None = None,
         priority: Priority | None = None,
         idle: bool | None = None,
+        max_depth: int | Literal[False] | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
         **unknown: Never,
     ) -> TaskCall[P, R]:
         """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
@@ -344,6 +361,8 @@ class Task(Generic[P, R]):
             unique: a rule for unique tasks in place of the task's; False for none.
             costs: costs of the call by the names of the task's limits, such as `{"openai": 1200}`.
             priority, idle: in place of the task's, see `App.task`.
+            max_depth, when_full, wait_limit: limit of the queue's depth in place of the task's, see `App.task`; False
+                for no limit.
         """
         if unknown:
             problem = unknown_option("option of a call", unknown, CALL_OPTIONS, CALL_WORDS)
@@ -363,7 +382,13 @@ class Task(Generic[P, R]):
         call = TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags, lane=lane)
         if costs:
             call = replace(call, costs=self._checked_costs(costs))
+        if (max_depth, when_full, wait_limit) != (None, None, None):
+            call = call.with_limit(max_depth, when_full, wait_limit)
         return call if unique is None else call.with_unique(unique)
+
+    def limit_on(self, queue: str) -> MaxDepth | None:
+        """Return the limit of the depth of a queue for this task; None without one."""
+        return self.app.max_depths.get(queue) if self.max_depth is None else self.max_depth
 
     def _checked_costs(self, costs: Mapping[str, int]) -> Mapping[str, int]:
         """Return the costs of a call. Raises `InvalidArguments` for what the limits of the task do not have."""
@@ -408,6 +433,8 @@ class TaskCall(Generic[P, R]):
     """Costs of the call by the names of limits."""
     lane: Lane | None = None
     """The lane of the call; None for that of the task."""
+    max_depth: MaxDepth | Literal[False] | None = None
+    """The limit of the call, False for none; None for that of the task."""
 
     def with_unique(self, unique: Unique | Literal[False]) -> TaskCall[P, R]:
         """Return the call with a rule for unique tasks, False for none. Raises `InvalidArguments`."""
@@ -418,6 +445,18 @@ class TaskCall(Generic[P, R]):
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self.task.name, str(error)) from None
         return replace(self, unique=rule)
+
+    def with_limit(
+        self, max_depth: int | Literal[False] | None, when_full: WhenFull | None, wait_limit: Duration | None
+    ) -> TaskCall[P, R]:
+        """Return the call with a limit of its queue's depth. Raises `InvalidArguments`."""
+        from ..queues.depth import make_limit
+
+        try:
+            limit = make_limit(max_depth, when_full, wait_limit, self.task.limit_on(self.own_queue))
+        except (TypeError, ValueError) as error:
+            raise InvalidArguments(self.task.name, str(error)) from None
+        return replace(self, max_depth=limit or False)
 
     @property
     def _rule(self) -> UniqueTask | None:
@@ -431,6 +470,10 @@ class TaskCall(Generic[P, R]):
         limits = self.task.limits
         return message if limits is None else limits.limited(message, self.costs, arguments)
 
+    @property
+    def _limit(self) -> MaxDepth | None:
+        return (self.task.limit_on(self.own_queue) if self.max_depth is None else self.max_depth) or None
+
     def as_call(self) -> TaskCall[P, R]:
         """Return this call."""
         return self
@@ -442,7 +485,8 @@ class TaskCall(Generic[P, R]):
 
         Raises `SpawnRefused` for options that a child cannot have.
         """
-        refused = {"delay": self.delay, "task_id": self.task_id, "durability": self.durability, "unique": self.unique}
+        refused: dict[str, object] = {"delay": self.delay, "task_id": self.task_id, "durability": self.durability}
+        refused |= {"unique": self.unique, "max_depth": self.max_depth}
         if given := [name for name, value in refused.items() if value]:
             raise SpawnRefused(
                 f"could not spawn task {self.task.name!r}: a child cannot have the option {given[0]}; enqueue the task "
@@ -503,7 +547,8 @@ class TaskCall(Generic[P, R]):
     ) -> TaskHandle[T]:
         """See `Task.enqueue_group`."""
         receiver: TaskCall[..., T] = child_call("enqueue_group", then)  # type: ignore[assignment]
-        if refused := [name for name in ("delay", "task_id", "durability", "unique") if getattr(self, name)]:
+        options = ("delay", "task_id", "durability", "unique", "max_depth")
+        if refused := [name for name in options if getattr(self, name)]:
             raise ValueError(f"the tasks of a group cannot have the option {refused[0]}")
         children = [self.encode_child(*arguments_of(item)) async for item in each_item("enqueue_group", items)]
         check_group(children, limit, errors)
@@ -573,6 +618,7 @@ class TaskCall(Generic[P, R]):
             durability=self.durability,
             same=same,
             unique=self._rule,
+            limit=self._limit,
         )
 
     def call_text(self, arguments: Iterable[bytes]) -> bytes:
@@ -619,6 +665,7 @@ class TaskCall(Generic[P, R]):
             durability=self.durability,
             same=same,
             unique=self._rule,
+            limit=self._limit,
         )
 
     def _run(self, call: Callable[[TaskCall[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
@@ -648,6 +695,7 @@ class TaskCall(Generic[P, R]):
             decode=self.task.decode,
             durability=self.durability,
             unique=self._rule,
+            limit=self._limit,
         )
 
     async def _stream_once(self, run: Run, many: Many, ids: IdsOfItems | None) -> AsyncGenerator[TaskHandle[R]]:

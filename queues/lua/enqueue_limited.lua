@@ -1,9 +1,10 @@
--- include: turns, limited
+-- include: turns, limited, depth
 -- Put tasks into the waiting lists of their limits, and tasks without limits on the ready stream.
 -- KEYS  ready stream, closed mark, timeline, due set, nudge stream, rings, then one record per task, waiting lists, turns
 -- ARGV  number of tasks, then of each task, in the order of the records: id, envelope, arguments, KEYID and RING ('' without
---       limits), '1' if it replaces the tasks of its KEYID that wait, else ''
--- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
+--       limits), '1' if it replaces the tasks of its KEYID that wait, else ''; then the number of waiting tasks from which
+--       on none is stored, if the caller has a limit
+-- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed, -3 too many tasks wait
 -- Atomic: record, place in the waiting list, turn and entry in the timeline appear together, and nothing is stored once the
 -- partition is closed, but for a task of an ordered KEYID that has tasks here: no later task may overtake these.
 -- A task whose id has a record already is left alone. One that replaces others requests their cancellation in the same
@@ -25,6 +26,8 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local ms = math.floor(now / 1000)
 
+local limit = tonumber(ARGV[ARGV[1] * 6 + 2])
+local room = limit and limit - waiting(KEYS[1], limit)
 local stored, times = {}, {}
 for i = 7, 6 + tasks do
   local place, at = i - 6, (i - 6) * 6 - 5
@@ -33,6 +36,8 @@ for i = 7, 6 + tasks do
     stored[place] = 0
   elseif closed and not keeps_closed(tag, key_id) then
     stored[place] = -1
+  elseif room and room <= 0 then
+    stored[place] = -3
   elseif key_id == '' then
     local entry = redis.call('XADD', KEYS[1], '*', 'env', envelope, 'args', arguments)
     redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry, 'env', envelope, 'args', arguments)
@@ -46,6 +51,7 @@ for i = 7, 6 + tasks do
     stored[place] = 1
   end
   if stored[place] == 1 then
+    room = room and room - 1
     times[#times + 1] = ms
     times[#times + 1] = task
   end

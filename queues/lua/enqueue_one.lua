@@ -1,13 +1,14 @@
--- include: upload, turns, limited
+-- include: upload, turns, limited, depth
 -- Store one task, with large arguments or under the claim of a unique key: on the ready stream, in the due set, or in
 -- the waiting list of its limits. An id that has a record is left alone.
 -- KEYS  ready stream, closed mark, timeline, record, due set, nudge stream, upload, then waiting list, turns and rings
 -- ARGV  id, envelope, arguments, delay in milliseconds, 0 for none; end of the claim in ms of Redis' clock, '' without
---       one; request to cancel the task of this partition that this one replaces, '' for none (see handle.py); KEYID and RING of its limits and '1' if it replaces the tasks of the
---       KEYID that wait; '' without
+--       one; request to cancel the task of this partition that this one replaces, '' for none (see handle.py); KEYID and
+--       RING of its limits and '1' if it replaces the tasks of the KEYID that wait, '' without; number of waiting tasks,
+--       with a delay of scheduled ones too, from which on none is stored, if the caller has a limit
 --       The caller names the record in place of the upload without large arguments, and the last keys if it has limits
--- returns  1 stored now; 0 the id is known already; -1 the partition is closed; -2 the claim has ended; nil the upload is
---          not complete
+-- returns  1 stored now; 0 the id is known already; -1 the partition is closed; -2 the claim has ended; -3 too many tasks
+--          wait; nil the upload is not complete
 -- Atomic: the upload becomes the record in the script that adds the message or the due time, the entry in the timeline, and
 -- the request. A producer that was stopped for longer than its claim stores nothing: another one may have the key by then.
 -- The rest is as in enqueue.lua, schedule.lua and enqueue_limited.lua.
@@ -22,6 +23,10 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if ARGV[5] ~= '' and now >= tonumber(ARGV[5]) then
   return -2
+end
+local limit = tonumber(ARGV[10])
+if limit and waiting(KEYS[1], limit) + (ARGV[4] == '0' and 0 or redis.call('ZCARD', KEYS[5])) >= limit then
+  return -3
 end
 local upload = KEYS[7] and KEYS[7] ~= KEYS[4] and KEYS[7]
 if upload and not complete(upload, ARGV[3]) then

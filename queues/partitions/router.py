@@ -55,6 +55,11 @@ class PartitionRouter:
         """The number of partitions that the queue is spread over now."""
         return self._route.last.count
 
+    @property
+    def partitions(self) -> list[Partition]:
+        """All partitions of the queue that may hold tasks."""
+        return [self._at(index) for index in self._route.indexes]
+
     async def place(
         self,
         number: int | None,

@@ -115,6 +115,7 @@ ROLES: Final = (
                 "xadd",
                 "xrange",
                 "xrevrange",
+                "xlen",
                 "xpending",
                 "zadd",
                 "zcard",

@@ -12,6 +12,7 @@ holds for all scripts.
 | `delivery/test_consumer` | claim, create_groups, leave_group, remove_consumer |
 | `delivery/test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
+| `test_max_depth` | queue_depth |
 | `test_inbox` | park, read_inbox, send_message |
 | `delivery/test_large_arguments` | enqueue_one, upload_chunk |
 | `test_joins` | add_children, close_join, confirm_launch, enqueue_child |

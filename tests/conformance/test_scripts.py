@@ -58,6 +58,7 @@ from perdure.queues.joins import (
     life_of,
     watch_task,
 )
+from perdure.queues.depth import read_depths
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.limits.control import LimitControl
@@ -97,7 +98,7 @@ FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("limits", "limited", "turns", "streams", "wake", "watched"),
+    *("depth", "limits", "limited", "turns", "streams", "wake", "watched"),
 }
 
 
@@ -128,6 +129,7 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
 
 
 READ_ONLY = {"due", "hash_page", "load_history", "partition_status", "read_inbox", "read_log", "read_values"}
+READ_ONLY |= {"queue_depth"}
 
 
 def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
@@ -217,6 +219,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     """Call every script once; the heartbeat, which has a client of its own, is in test_leases.py."""
     partition = namespace.partition("default")
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
+        assert await read_depths(gateway, [partition]) == [0]
         a = await worker(gateway, partition)
         for act in ("succeed", "reschedule", "park", "release", "bury", "bury_unreadable"):
             await producer.enqueue("t", task_id=act, queue="default")

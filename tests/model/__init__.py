@@ -36,6 +36,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | promote | promote |
 | put_back | mistake |
 | quarantine | set_aside |
+| queue_depth | is_as_expected |
 | raise_count | raise_count |
 | read_inbox | send |
 | release | release |

@@ -183,8 +183,28 @@ class Ledger:
 
     # -- enqueuing
 
-    def enqueue(self, tasks: Sequence[tuple[str, bytes, bytes]]) -> list[int]:
-        answers = [self._stored(task) for task, _, _ in tasks]
+    def depth(self, *, delayed: bool) -> int:
+        """Return how many tasks wait for a worker; delayed: with those in the due set."""
+        held = sum(not is_reserved(pending.owner) for pending in self.pending.values())
+        due = len(self.held.sets.get(self.at.due, {})) if delayed else 0
+        return max(0, len(self.ready.entries) - held) + due
+
+    def _answers(
+        self, tasks: Sequence[tuple[str, bytes, bytes]], limit: int | None, *, delayed: bool = False
+    ) -> list[int]:
+        """Return the answer for each task. limit: number of waiting tasks from which on none is stored."""
+        room = None if limit is None else limit - self.depth(delayed=delayed)
+        answers = []
+        for task, _, _ in tasks:
+            answer = self._stored(task)
+            if answer == 1 and room is not None:
+                answer = 1 if room > 0 else -3
+                room -= 1
+            answers.append(answer)
+        return answers
+
+    def enqueue(self, tasks: Sequence[tuple[str, bytes, bytes]], limit: int | None = None) -> list[int]:
+        answers = self._answers(tasks, limit)
         for (task, envelope, args), answer in zip(tasks, answers, strict=True):
             if answer == 1:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args)))
@@ -194,9 +214,9 @@ class Ledger:
                 self._list(task, by_producer=True)
         return answers
 
-    def schedule(self, delay: int, tasks: Sequence[tuple[str, bytes, bytes]]) -> list[int]:
+    def schedule(self, delay: int, tasks: Sequence[tuple[str, bytes, bytes]], limit: int | None = None) -> list[int]:
         first = self._earliest()
-        answers = [self._stored(task) for task, _, _ in tasks]
+        answers = self._answers(tasks, limit, delayed=True)
         for (task, envelope, args), answer in zip(tasks, answers, strict=True):
             if answer == 1:
                 due = self._schedule(task, delay)
@@ -224,13 +244,23 @@ class Ledger:
         return True
 
     def enqueue_one(
-        self, delay: int, task: str, envelope: bytes, args: bytes, upload: str | None, *, ended: bool
+        self,
+        delay: int,
+        task: str,
+        envelope: bytes,
+        args: bytes,
+        upload: str | None,
+        *,
+        ended: bool,
+        limit: int | None = None,
     ) -> int | None:
         """Store a task whose arguments were uploaded, or under a claim. ended: whether the claim has ended."""
         if (answer := self._stored(task)) != 1:
             return answer
         if ended:
             return -2
+        if limit is not None and self.depth(delayed=delay > 0) >= limit:
+            return -3
         if not self._take_upload(upload, self.at.record(task), args):
             return None
         return self._place(delay, task, envelope, args)

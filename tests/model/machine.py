@@ -44,6 +44,7 @@ from perdure.queues.delivery.settlement import (
     reschedule,
     succeed,
 )
+from perdure.queues.depth import read_depths
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.envelope import Envelope, TaskMessage
 from perdure.queues.handle import Replacement, cancel_task
@@ -151,6 +152,9 @@ followings = st.sampled_from([0, 0, 1, 2])
 few = st.sampled_from([0, 0, 1, 2])
 """Number of chunks of the arguments of a task."""
 
+depths = st.sampled_from([None, None, None, 0, 1, 2, 3])
+"""Numbers of waiting tasks from which on no task is stored."""
+
 rarely = st.sampled_from([False, False, False, True])
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
@@ -241,6 +245,9 @@ class Queues(RuleBasedStateMachine):
         agree(list(broken_promises(self.ledger, TASKS)), [])
         if self.ledger.held.exists(self.partition.closed):
             agree(int(self.ground.run(standing_of(self.ground.gateway, self.partition))), self.ledger.drained())
+        for delayed in (False, True):
+            depths = self.ground.run(read_depths(self.ground.gateway, [self.partition], delayed=delayed))
+            agree(depths, [self.ledger.depth(delayed=delayed)])
         self.sound = True
 
     def same(self, answer: object, expected: object) -> None:
@@ -363,14 +370,15 @@ class Queues(RuleBasedStateMachine):
         if some:
             self.enqueue(some, 0, headers=False)
 
-    @rule(some=st.lists(tasks, unique=True, min_size=1, max_size=3), delay=delays, headers=st.booleans())
-    def enqueue(self, some: list[str], delay: int, headers: bool) -> None:
+    @rule(some=st.lists(tasks, unique=True, min_size=1, max_size=3), delay=delays, headers=st.booleans(), limit=depths)
+    def enqueue(self, some: list[str], delay: int, headers: bool, limit: int | None = None) -> None:
+        """Enqueue tasks. limit: number of waiting tasks from which on none is stored."""
         messages = self.messages(some, headers)
         sending: Any = BatchEnqueuer(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # unused
         stored = [(one.id, one.envelope, one.arguments) for one in messages]
         for _ in range(2):  # the reply may be lost
-            expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
-            self.same(self.ground.run(sending._store(self.partition, messages)), expected)
+            expected = self.ledger.schedule(delay, stored, limit) if delay else self.ledger.enqueue(stored, limit)
+            self.same(self.ground.run(sending._send(self.partition, messages, limit)), expected)
 
     def message(self, task: str, chunks: int, missing: bool) -> tuple[bytes, bytes, str | None]:
         """Return envelope and arguments of a task, and the upload of these if they have chunks; one may be missing."""
@@ -391,9 +399,16 @@ class Queues(RuleBasedStateMachine):
     def store(self, script: str, keys: list[str], args: Sequence[Argument], expected: object) -> None:
         self.same(self.ground.run(self.ground.gateway.run(queue_script(script), keys, args)), expected)
 
-    @rule(task=tasks, delay=delays, chunks=few, missing=rarely, claimed=rarely, ended=rarely)
+    @rule(task=tasks, delay=delays, chunks=few, missing=rarely, claimed=rarely, ended=rarely, limit=depths)
     def enqueue_one(
-        self, task: str, delay: int, chunks: int, missing: bool, claimed: bool = False, ended: bool = False
+        self,
+        task: str,
+        delay: int,
+        chunks: int,
+        missing: bool,
+        claimed: bool = False,
+        ended: bool = False,
+        limit: int | None = None,
     ) -> None:
         """Store a task with large arguments or without, under a claim or without. ended: the claim has ended."""
         at = self.partition
@@ -401,8 +416,9 @@ class Queues(RuleBasedStateMachine):
         keys = [at.ready, at.closed, at.timeline, at.record(task), at.due, at.nudge, *([upload] if upload else [])]
         until: int | str = 1 if ended else 2**53 if claimed else ""
         for _ in range(2):
-            expected = self.ledger.enqueue_one(delay, task, envelope, args, upload, ended=ended)
-            self.store("enqueue_one", keys, [task, envelope, args, delay, until, ""], expected)
+            expected = self.ledger.enqueue_one(delay, task, envelope, args, upload, ended=ended, limit=limit)
+            most = [] if limit is None else [limit]
+            self.store("enqueue_one", keys, [task, envelope, args, delay, until, "", *most], expected)
 
     @rule(task=tasks, chunks=few, missing=rarely, late=rarely)
     def reset(self, task: str, chunks: int, missing: bool, late: bool) -> None:

@@ -23,7 +23,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("limits", "limited", "turns", "streams", "wake", "watched"),
+    *("depth", "limits", "limited", "turns", "streams", "wake", "watched"),
 }
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
