@@ -46,6 +46,8 @@ class WorkerInfo:
         health: Its health report as plain data, empty if it does not report one.
         catalog: Version of its entry in the catalog, empty if it does not report one.
         aliases: Former names of its app.
+        capacity: Share of its slots that it may fill now (`figure`, 0 to 1), and what that depends on: `free_slots`,
+            `lag` of its event loop in seconds, `memory` and `memory_limit` in bytes. Empty if it reports none.
         blocked: Whether it renews leases but does not register: its event loop is blocked. Set by `observed_workers`.
     """
 
@@ -66,6 +68,7 @@ class WorkerInfo:
     health: Mapping[str, Any] = field(default_factory=dict)
     catalog: str = ""
     aliases: tuple[str, ...] = ()
+    capacity: Mapping[str, Any] = field(default_factory=dict)
     blocked: bool = False
 
     @property
@@ -158,6 +161,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "health": (orjson.dumps, orjson.loads),
     "catalog": (str, bytes.decode),
     "aliases": (orjson.dumps, orjson.loads),
+    "capacity": (orjson.dumps, orjson.loads),
 }
 """Encoder and decoder of each field of the hash."""
 

@@ -39,6 +39,9 @@ class Settings(ConnectionSettings):
         stall_limit: Longest time that the event loop may be blocked, or a handler ignore its cancellation, before the
             worker abandons the tasks and its supervisor replaces it.
         stall_warning: Time after which a blocked event loop is logged with the stacks.
+        lag_limit: Lag of the event loop above which the worker fills fewer slots; 0 for none.
+        memory_limit: Limit of the memory of a worker process in bytes, near which it reads no new tasks; 0 for the
+            limits that the system sets: control groups, RLIMIT_AS.
         heartbeat: Interval of the worker's registration.
         quarantine_window: Probation time: how long a quarantined task runs in a process of its own before it continues
             as an ordinary task.
@@ -81,6 +84,8 @@ class Settings(ConnectionSettings):
     idle_limit: Seconds = 3600.0
     stall_limit: Seconds = 60.0
     stall_warning: Seconds = 5.0
+    lag_limit: Delay = 1.0
+    memory_limit: Annotated[int, Field(ge=0)] = 0
     heartbeat: Seconds = 5.0
     quarantine_window: Seconds = 30.0
     result_ttl: Seconds = 86_400.0

@@ -265,11 +265,19 @@ def _health_summary(info: WorkerInfo) -> str:
     return f"not {', '.join(failing)}" if failing else "ready"
 
 
+def _capacity(info: WorkerInfo) -> str:
+    """Return the share of the slots that a worker may fill now; '-' where it is unknown."""
+    reported: object = info.capacity  # any JSON, if another program wrote it
+    figure = reported.get("figure") if isinstance(reported, Mapping) else None
+    return f"{figure:.0%}" if isinstance(figure, (int, float)) else "-"
+
+
 WORKER_COLUMNS: Final[Sequence[Column[WorkerInfo]]] = (
     Column("worker", lambda info: info.id, least=16),
     Column("app", lambda info: info.app, wide=True),
     Column("queues", lambda info: info.queues, least=8),
     Column("busy", lambda info: f"{info.in_flight}/{info.concurrency}", right=True),
+    Column("capacity", _capacity, right=True),
     Column("health", _health_summary, least=8),
     Column("started", lambda info: Time(info.started), wide=True),
     Column("seen", lambda info: f"{duration(info.seen, whole=True)} ago"),

@@ -42,6 +42,7 @@ from .outcome import (
     Outcome,
     Park,
     Quarantined,
+    Release,
     Rerun,
     RunSettlement,
     Success,
@@ -311,10 +312,20 @@ class Executor:
                 outcome = await outcome
             if outcome is not None:
                 return outcome
+        if execution.task.slots > 1 and (outcome := await self._take_slots(execution)) is not None:
+            return outcome
         outcome = await self._call_handler(execution)
         if self.threads.late:
             await await_late_steps(execution, outcome, self._settings.idle_limit, self._slots.leave)
         return outcome
+
+    async def _take_slots(self, execution: Execution) -> Outcome | None:
+        """Wait for the slots of a large task. Return the outcome of one that is stopped meanwhile."""
+        run = execution.run
+        await self._slots.enlarge(execution.task.slots, lambda: run.stopping)
+        if run.stop_reason is not None:
+            return await self._call_handler.stopped(execution, run.stop_reason)
+        return Release(run.history.counters) if run.stopping else None
 
     def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[object]:
         """Store the outcome, within the settle hooks. Raises `LeaseLost`, `EntriesLost`, and what a hook raises."""

@@ -175,7 +175,7 @@ class Intake:
         if shared and not await self._consumer.acquire_claim_lock(partition, self._reclaim.lock_ttl):
             self._reclaim.reached(partition, START)
             return
-        most = self._slots.spare if partition.lane == IDLE else self._slots.free
+        most = min(self._slots.spare, self._slots.room) if partition.lane == IDLE else self._slots.room
         reached, claimed = await self._consumer.claim(partition, cursor, most)
         self._reclaim.reached(partition, reached)
         for delivery in claimed:
@@ -215,7 +215,7 @@ class Intake:
         """
         self.reading = True
         self.last_read = RUNTIME.monotonic()
-        most = min(self._slots.free, max(_FEW, (self._slots.capacity + 1) // 2))
+        most = min(self._slots.room, max(_FEW, (self._slots.capacity + 1) // 2))
         taken = await self._consumer.read(most, block=None if self._plenty else block, spare=self._slots.spare)
         self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -14,16 +14,31 @@ from ..log import logger
 _PAUSE = 0.001
 """Seconds between two resumed tasks, longer than resuming one takes: new tasks start in between."""
 
+_LOOK = 0.25
+"""Seconds after which an execution that waits for slots looks whether it is to end."""
+
 
 class Slots:
     """A fixed number of slots, one per concurrent execution. Only the intake loop fills them.
 
     A slot becomes free when its execution ends, or already when only the outcome is left to store. So the next messages
     are requested in the same round trip as the outcomes.
+
+    A large execution takes several slots: the number is known after its message was read, so it takes one first, and
+    then waits for the others. Its slots count as taken from then on, so that no new execution gets ahead of it. Large
+    executions that wait take turns; the first one starts when the running ones leave it enough, so no two wait for each
+    other.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, largest: int = 1) -> None:
+        """largest: slots of the largest execution."""
         self.capacity = capacity
+        self.usable = capacity
+        """Slots that may be filled now; fewer than the capacity if the worker is short of memory or its loop lags."""
+        self._largest = max(1, min(largest, capacity))
+        self._more: dict[asyncio.Task[Any], int] = {}
+        self._extra = 0
+        self._turns: dict[asyncio.Task[Any], int] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._busy: set[asyncio.Task[Any]] = set()
         self._waiting: list[asyncio.Future[None]] = []
@@ -44,11 +59,28 @@ class Slots:
     @property
     def leaked_slots(self) -> int:
         """Number of slots whose execution does not end."""
-        return len(self._busy - self._running) + self._lost_threads
+        leaked = self._busy - self._running
+        return len(leaked) + sum(self._more.get(task, 0) for task in leaked) + self._lost_threads
+
+    @property
+    def used(self) -> int:
+        """Number of slots that are taken, including those for which a large execution waits."""
+        return len(self._busy) + self._extra + self._lost_threads
 
     @property
     def free(self) -> int:
-        return max(0, self.capacity - len(self._busy) - self._lost_threads)
+        return max(0, self.usable - self.used)
+
+    @property
+    def room(self) -> int:
+        """Number of messages to ask for: as many as fit if all are large, and one while a slot is free."""
+        return self.free if self._largest == 1 else min(self.free, max(1, self.free // self._largest))
+
+    def limit(self, usable: int) -> None:
+        """Let only so many slots be filled. Those that are taken stay so."""
+        if usable != self.usable:
+            self.usable = usable
+            self._announce()
 
     @property
     def spare(self) -> int:
@@ -67,6 +99,7 @@ class Slots:
         task = asyncio.current_task()
         if task in self._busy:
             self._busy.discard(task)
+            self._extra -= self._more.get(task, 0)
             self._announce()
 
     def mark_leaked(self, task: asyncio.Task[Any]) -> None:
@@ -82,8 +115,37 @@ class Slots:
     def stay(self) -> None:
         """Occupy the slot of the calling execution again, so that outcomes do not pile up without Redis."""
         task = asyncio.current_task()
-        if task in self._running:
+        if task in self._running and task not in self._busy:
             self._busy.add(task)
+            self._extra += self._more.get(task, 0)
+
+    async def enlarge(self, slots: int, ends: Callable[[], bool]) -> None:
+        """Return when the calling execution has so many slots, all if there are fewer, or when it is to end.
+
+        ends: whether the execution is to end without them, looked at several times per second.
+        """
+        task = asyncio.current_task()
+        slots = min(slots, self.capacity)
+        if task is None or task not in self._busy or slots <= 1:
+            return
+        self._more[task] = slots - 1
+        self._extra += slots - 1
+        self._turns[task] = slots
+        try:
+            while not ends() and not self._may_start(task, slots):
+                with anyio.move_on_after(_LOOK):
+                    await self.wait_change()
+        finally:
+            del self._turns[task]
+            self._announce()
+
+    def _may_start(self, task: asyncio.Task[Any], slots: int) -> bool:
+        """Return whether a large execution is the next one, and the running ones leave it its slots.
+
+        It does not wait for those of executions that do not end.
+        """
+        running = self.used - sum(self._turns.values())
+        return next(iter(self._turns)) is task and running <= max(self.capacity - slots, self.leaked_slots)
 
     async def wait_turn(self) -> None:
         """Return when the calling execution may resume its task: they do so one after the other, with pauses.
@@ -132,7 +194,10 @@ class Slots:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
-        self._busy.discard(task)
+        if task in self._busy:
+            self._busy.discard(task)
+            self._extra -= self._more.get(task, 0)
+        self._more.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.opt(exception=error).error("execution failed; the task will be reclaimed after the lease")
         self._announce()

@@ -33,6 +33,7 @@ from ..loop_errors import keep_running
 from ..on_demand import keep_large_values, load_drafts, session_chores
 from .burst import Burst
 from .executor import Executor
+from .health.capacity import Capacity, memory_reader
 from .health.deadlines import RunDeadlines
 from .health.loop_watchdog import LoopWatchdog
 from .health.redis_contact import RedisContact
@@ -100,7 +101,7 @@ class Worker:
         self._gateway = keep_large_values(self.settings.make_gateway(app.encryptor), self.settings)
         self._gateway.repairs = True
         self._shared = SharedSettings(self.settings)
-        self._slots = Slots(concurrency)
+        self._slots = Slots(concurrency, max((task.slots for task in app.tasks.values()), default=1))
         self._link = link
         self._reports = link is None or link.reports
         self._gate = QuarantineGate(link, self.settings.quarantine_window)
@@ -171,6 +172,9 @@ class Worker:
         self._assignment_watcher = AssignmentWatcher(
             self._gateway, self._assignment, self._consumer, self._set_partitions, app.tasks.versions
         )
+        self._capacity = Capacity(
+            self._slots, lag_limit=self.settings.lag_limit, read_memory=memory_reader(self.settings.memory_limit)
+        )
         self._deadlines = RunDeadlines(
             self._executor,
             self._slots,
@@ -178,6 +182,7 @@ class Worker:
             self.settings,
             on_due=self._promoter.wake,
             on_degraded=self._ask_for_replacement,
+            on_check=self._capacity.observe,
         )
         self._health = Health(
             self.id,
@@ -189,12 +194,14 @@ class Worker:
             self._contact,
             self._heartbeat,
             self._deadlines,
+            self._capacity,
         )
         self._registration = Registration(
             self._gateway,
             self._namespace,
             describe(self.id, app.name, app.aliases, self.queues, concurrency, self.settings),
             self._slots,
+            self._capacity,
             self._executor.settled,
             self._health,
             self._apply_config,
@@ -249,10 +256,22 @@ class Worker:
         await self._assignment_watcher.refresh()
         await self._registration.publish_limits(starts=True)
         await self._registration.announce()
+        self._warn_of_large_tasks()
         if self._reports:
             await self._registration.warn_of_other_apps()
         self._heartbeat.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heartbeat.stop)
+
+    def _warn_of_large_tasks(self) -> None:
+        """Log once which tasks take more slots than this worker has."""
+        large = sorted(name for name, task in self.app.tasks.items() if task.slots > self.concurrency)
+        if large and self._reports:
+            logger.warning(
+                "tasks that take more slots than the {} of this worker run alone on it: {}; raise --concurrency, or "
+                "lower their slots",
+                self.concurrency,
+                ", ".join(large),
+            )
 
     def _apply_config(self, config: SharedConfig) -> None:
         """Use the stored settings from now on."""

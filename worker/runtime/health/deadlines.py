@@ -51,14 +51,20 @@ class RunDeadlines:
         *,
         on_due: Callable[[Partition], None],
         on_degraded: Callable[[str], None],
+        on_check: Callable[[float], None] = lambda lag: None,
     ) -> None:
-        """on_due: called when due times of a partition changed. on_degraded: called once with the reason."""
+        """Args:
+        on_due: called when due times of a partition changed.
+        on_degraded: called once with the reason.
+        on_check: called at each check with the lag of the event loop in seconds.
+        """
         self._executor = executor
         self._slots = slots
         self._registry = registry
         self._settings = settings
         self._on_due = on_due
         self._on_degraded = on_degraded
+        self._on_check = on_check
         self._watched: dict[Run, None] = {}  # an ordered set
         self._abandoned: set[Run] = set()
         limits = [settings.time_limit, settings.idle_limit, settings.stall_limit]
@@ -73,7 +79,9 @@ class RunDeadlines:
             while True:
                 before = RUNTIME.monotonic()
                 await anyio.sleep(self._interval)
-                self._check(giving_up, absent=RUNTIME.monotonic() - before - self._interval)
+                absent = RUNTIME.monotonic() - before - self._interval
+                self._check(giving_up, absent)
+                self._on_check(max(0.0, absent))
 
     async def abandon_all(self) -> None:
         """Abandon every run that was cancelled and whose handler still runs."""

@@ -2,7 +2,7 @@
 
     alive        the event loop answers and reaches Redis, and so does the thread that renews leases
     connected    Redis answers, and leases are renewed
-    consuming    the worker reads messages, or all slots are in use
+    consuming    the worker reads messages, or all slots are in use; not if it is short of memory
     progress     the running tasks make progress, or there are none
 
 Live: the levels alive and progress are ok. A worker that is not live needs a restart, and only a restart helps. Ready:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a supervisor reads reports only
     from ..intake import Intake
     from ..quarantine_gate import QuarantineGate
     from ..slots import Slots
+    from .capacity import Capacity
     from .deadlines import RunDeadlines
     from .loop_watchdog import LoopWatchdog
     from .redis_contact import RedisContact
@@ -161,6 +162,7 @@ class Health:
         contact: RedisContact,
         heartbeat: LeaseHeartbeat,
         deadlines: RunDeadlines,
+        capacity: Capacity,
         *,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -168,6 +170,7 @@ class Health:
         self._contact = contact
         self._heartbeat = heartbeat
         self._deadlines = deadlines
+        self._capacity = capacity
         self._settings = settings
         self._watchdog = watchdog
         self._executor = executor
@@ -280,8 +283,8 @@ class Health:
             return Level(CONSUMING, False, said)
         if intake.error:
             return Level(CONSUMING, False, f"could not read messages: {intake.error}", "check that Redis answers")
-        if not self._slots.free:
-            return Level(CONSUMING, True, f"all {self._slots.capacity} slots are in use")
+        if (limited := self._limited()) is not None:
+            return limited
         if self._gate.dedicated or not self._gate.has_room:
             return Level(CONSUMING, True, "reserved for a quarantined task")
         since = self._clock() - intake.last_read
@@ -289,8 +292,24 @@ class Health:
             return Level(CONSUMING, False, f"no read for {since:.0f} s", "restart this worker")
         return Level(CONSUMING, True, "reading messages")
 
+    def _limited(self) -> Level | None:
+        """Return what keeps the worker from reading, or from reading more; None if nothing does."""
+        if self._capacity.short_of_memory:
+            return Level(
+                CONSUMING,
+                False,
+                f"memory is short, no new task is read: {self._capacity.memory} is used",
+                "lower --concurrency, or give the worker more memory",
+            )
+        if self._capacity.lags:
+            said = f"up to {self._slots.usable} of {self._slots.capacity} slots are filled"
+            return Level(CONSUMING, True, f"{said}, since the event loop lags by {self._capacity.lag:.1f} s")
+        if not self._slots.free:
+            return Level(CONSUMING, True, f"all {self._slots.capacity} slots are in use")
+        return None
+
     def _progress(self) -> Level:
-        guard, busy = self._deadlines, self._slots.busy
+        guard, used = self._deadlines, self._slots.used
         if guard.degraded is not None:
             return Level(PROGRESS, False, guard.degraded, "restart this worker")
         runs = self._executor.runs
@@ -303,4 +322,4 @@ class Health:
             )
         since = self.progress()
         last = "" if since is None else f", last progress {since:.1f} s ago"
-        return Level(PROGRESS, True, f"{busy} of {self._slots.capacity} slots in use{last}" if busy else f"idle{last}")
+        return Level(PROGRESS, True, f"{used} of {self._slots.capacity} slots in use{last}" if used else f"idle{last}")

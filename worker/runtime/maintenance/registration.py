@@ -25,6 +25,7 @@ from ....queues.transport.gateway import Gateway
 from ...log import logger
 from ...loop_errors import LoopErrors
 from ...settings import Settings
+from ..health.capacity import Capacity
 from ..health.report import Health
 from ..slots import Slots
 
@@ -99,6 +100,7 @@ class Registration:
         namespace: Namespace,
         info: WorkerInfo,
         slots: Slots,
+        capacity: Capacity,
         settled: Mapping[str, int],
         health: Health,
         on_config: Callable[[SharedConfig], None],
@@ -117,6 +119,7 @@ class Registration:
         self._namespace = namespace
         self._info = replace(info, catalog=entry.version)
         self._slots = slots
+        self._capacity = capacity
         self._health = health
         self._on_config = on_config
         self._entry = entry
@@ -215,6 +218,7 @@ class Registration:
         return replace(
             self._info,
             in_flight=self._slots.busy,
+            capacity=self._capacity.summary(),
             rates=self._rates.rates(),
             progress=self._health.progress(),
             health=self._health.report(for_redis=True).summary(),

@@ -90,6 +90,10 @@ class HandlerCall:
             await run.drain_cancellation()
         return await self._classify(execution, stop, result, error)
 
+    async def stopped(self, execution: Execution, stop: StopReason) -> Outcome:
+        """Return the outcome of a run that was stopped before its handler was called."""
+        return await self._classify(execution, stop, None, None)
+
     async def _call(self, run: Run, execution: Execution) -> Any:
         """Call the handler. If it fails, the steps that run beside it end first: the next attempt has their results."""
         if run.emits:
