@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .durable.first import First
     from .durable.limiting import LimitBlock
     from .durable.saga import Saga
+    from .durable.task_capacity import TaskCapacity
     from .durable.values import Values
     from .memory.task_memory import TaskMemory
     from .workspace.shared_workspace import SharedWorkspace
@@ -316,6 +317,15 @@ class Context(TaskInfo, StepCaller):
             StepOutsideTask, LeaseLost: see there.
         """
         await emit(self._run, item, to, key)
+
+    async def capacity(self) -> TaskCapacity:
+        """Return what this task has left now: time, context window, and the load of its queue and worker.
+
+        Not recorded: a resumed run finds other numbers. What they decide belongs into a step. Raises `Unavailable`.
+        """
+        from .durable.task_capacity import read_capacity
+
+        return await read_capacity(self._run)
 
     async def checkpoint(self) -> None:
         """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.

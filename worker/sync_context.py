@@ -204,6 +204,7 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     progress = blocking(Context.progress)
     plan = blocking(Context.plan)
     emit = blocking(Context.emit)
+    capacity = blocking(Context.capacity)
     checkpoint = blocking(Context.checkpoint)
     decide = blocking(Context.decide)
     discover = blocking(Context.discover)

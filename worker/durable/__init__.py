@@ -15,6 +15,7 @@
     journal/              events of a run, step records, handoff documents
     sync/                 the thread of a handler that is a plain function
     continuation.py       ctx.continue_as
+    task_capacity.py      ctx.capacity: time, context window, load
 
 What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on
 the order of the calls, and a resumed run returns that record. A new call must do the same, in one write with its event,

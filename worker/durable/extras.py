@@ -67,6 +67,7 @@ class Host:
         extras: objects that the runs share; None without a worker, in unit tests.
         lease: returns the seconds for which the worker holds what it renews.
         limits: limits of the app, by their names.
+        free: returns the share of the worker's slots that may be filled now; None without a worker.
     """
 
     threads: Threads
@@ -74,3 +75,4 @@ class Host:
     extras: Extras | None = None
     lease: Callable[[], float] = lambda: 30.0
     limits: Mapping[str, Any] = field(default_factory=dict)
+    free: Callable[[], float] | None = None

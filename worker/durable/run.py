@@ -55,6 +55,7 @@ class Run(HandlerTask):
     Attributes:
         events: number of the last event that this run put into the log.
         keys: names of the run's steps.
+        time_limit: seconds for the handler.
         started, active: when the run began, and when a step last began or ended or was saved (monotonic clock).
         stop_reason, stop_detail: why the run stopped; what it waits for (`ParkReason`, `LimitReason`), or the error
             that stopped it.
@@ -112,6 +113,7 @@ class Run(HandlerTask):
         "stop_detail",
         "stop_reason",
         "threads",
+        "time_limit",
         "tokens",
         "version",
         "watch",
@@ -139,6 +141,7 @@ class Run(HandlerTask):
         self.threads = host.threads
         self.settings = settings
         self.payload_limit = settings.payload_limit
+        self.time_limit = settings.time_limit
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
@@ -380,7 +383,13 @@ class Run(HandlerTask):
 
     def limit(self, seconds: float) -> asyncio.TimerHandle:
         """Time the run out after so many seconds; cancelling the handle removes the limit."""
+        self.time_limit = seconds
         return self._loop.call_later(seconds, self.cancel, StopReason.TIMED_OUT)
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until the time limit of the handler."""
+        return self.started + self.time_limit - RUNTIME.monotonic()
 
     def on_lost(self) -> None:
         """Called in the heartbeat's thread: another worker holds the lease."""

@@ -114,7 +114,8 @@ class Executor:
         self._resources = resources
         self.threads = Threads(threads, slots.leak)
         self.extras = Extras()
-        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease, limits)
+        free = lambda: slots.free / slots.capacity  # noqa: E731
+        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease, limits, free)
         self._settler = Settler(gateway, registry, shared, on_watched)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]

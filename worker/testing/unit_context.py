@@ -46,6 +46,7 @@ from ..durable.sleeping import check_sleep, check_sleep_until
 from ..durable.step_caller import StepCaller
 from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
 from ..durable.steps.threads import Threads
+from ..durable.task_capacity import TaskCapacity
 from ..durable.values import Values, encoded_value
 from ..durable.waiting import REQUIRED
 from ..errors import ChildFailed, SpawnRefused
@@ -134,6 +135,11 @@ class UnitContext(Context):
     def options(self, /, *unnamed: Any, **options: Any) -> StepCaller:
         """Return `step`, `tool`, `inbox` and waits for answers with options."""
         return _UnitCaller(self, super().options(*unnamed, **options)._options)
+
+    async def capacity(self) -> TaskCapacity:
+        """Return what the context has left: as if no other task waited and the worker were free."""
+        run = self._run
+        return TaskCapacity(run.time_left, run.time_limit, None, None, queued=0, free=1.0)
 
     @property
     def resumed(self) -> bool:

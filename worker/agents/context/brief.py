@@ -2,6 +2,7 @@
 
     # Brief
     You are resuming audit after a crash (2026-03-01 12:00:07 UTC). Continue with step 3 of 9: `s3` Read the log. ...
+    Time left: 4 min.                   if little is left; likewise the context window
 
     ## Left by the former run           until the first step after the resume is recorded
     ## Completed steps
@@ -66,6 +67,7 @@ def brief_text(
     memories: Sequence[str] = (),
     in_flight: Sequence[str] = (),
     tools: Collection[str] = (),
+    capacity: Sequence[str] = (),
 ) -> BriefText:
     """Return the brief within a budget of tokens.
 
@@ -75,8 +77,9 @@ def brief_text(
         held: keys of the steps whose results the turns hold, so that they only have to be recognized.
         memories: quoted lines.
         tools: names of the ready-made tools that the model has; no other is named.
+        capacity: sentences about the time and the context window that are left.
     """
-    headline = _headline(state, previous)
+    headline = " ".join(filter(None, (_headline(state, previous), *capacity)))
     found = _sections(state, previous, full, held, memories, in_flight, tools)
     sections = [one for one in found if one.lines or one.always]
     if not headline and not sections:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from ....deadletter.policy import Retry
 from ....queues.durations import Duration
+from ....queues.errors import QueueError
 from ...context import Context
 from ...durable.journal.quoting import quoted_block, quoted_line, quoted_name
 from ...durable.journal.resumption import Resumption
@@ -17,6 +18,7 @@ from ...durable.run import Run
 from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
 from ...durable.steps.current import CURRENT_RUN
+from ...durable.task_capacity import ContextUse
 from ...errors import StepOutsideTask
 from ..coherence.monitor import CoherenceMonitor
 from ..journal.state import AgentState
@@ -196,6 +198,7 @@ class ContextBuilder:
             in_flight=tuple(in_flight),
             inbox=[_inbox_text(one) for one in inbox],
             tools=self.tools,
+            capacity=await _capacity(ctx),
         )
         prompt = self._assemble(run, layers)
         if self.summarizer is None or prompt.wanted < self.compact_at * self.window:
@@ -217,6 +220,7 @@ class ContextBuilder:
 
     def _assemble(self, run: Run, layers: Layers) -> Prompt:
         prompt = assemble(layers, self.window, budgets=self.budgets, counter=self.counter, last=self.last)
+        run.extras.put(ContextUse(max(0, int(self.window * (1 - self.budgets.reserve)) - prompt.wanted), self.window))
         if (monitor := run.observer(CoherenceMonitor)) is not None:
             monitor.prompt = prompt
         return prompt
@@ -311,6 +315,14 @@ def _previous_run(run: Run) -> Resumption | None:
 def _answered(run: Run, key: str) -> bool:
     """Return whether this run has called a step, and the call has ended."""
     return run.keys.is_given(key) and key not in run.steps_in_flight
+
+
+async def _capacity(ctx: Context) -> Sequence[str]:
+    """Return sentences about what the task has left; none while Redis is away."""
+    try:
+        return (await ctx.capacity()).sentences()
+    except QueueError:
+        return ()
 
 
 def _received(run: Run) -> str:

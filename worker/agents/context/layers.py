@@ -40,6 +40,7 @@ class Layers:
         in_flight: work that has not ended, such as child tasks.
         inbox: messages that arrived in the meantime, the oldest first.
         tools: names of the ready-made tools that the model has: the prompt names no other.
+        capacity: sentences about what the task has left.
     """
 
     state: AgentState
@@ -52,6 +53,7 @@ class Layers:
     in_flight: Sequence[str] = ()
     inbox: Sequence[str] = ()
     tools: Collection[str] = ()
+    capacity: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -185,6 +187,7 @@ def _brief_and_turns(
             memories=(*(layers.background.memories if _is_message(state) else ()), *layers.step_memories),
             in_flight=layers.in_flight,
             tools=layers.tools,
+            capacity=layers.capacity,
         )
         left = room - (PER_MESSAGE + count(brief.text) if brief.text else 0)
         if left < 0:
