@@ -169,7 +169,7 @@ class CatalogTask:
         return message
 
     def max_depth(self) -> MaxDepth | None:
-        """Return the limit of the depth of its queue. Raises `CatalogError` if what is published is none."""
+        """Return the limit of the depth of its queue. Raises `CatalogError` for other data there."""
         if self.depth is None:
             return None
         from .depth import MaxDepth

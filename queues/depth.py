@@ -38,7 +38,7 @@ from .runtime import RUNTIME
 from .transport.gateway import Gateway
 
 WhenFull = Literal["refuse", "wait"]
-"""What a call does that finds its queue full: raise `QueueFull`, or wait for room first."""
+"""Behaviour of a call whose queue is full: it raises `QueueFull`, or waits for room first."""
 
 DEFAULT_WAIT: Final = 60.0
 """Seconds without room after which a waiting call raises `QueueFull`."""

@@ -26,6 +26,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── HandOffRefused          a task cannot be continued as the task asked for
 │   ├── StillRunning            a task that has not ended cannot be restarted
 │   ├── TaskExists              the requested id is another task's
+│   ├── QueueFull               as many tasks wait as max_depth allows
 │   ├── InvalidUniqueKey        the arguments make no key for a unique task
 │   ├── InvalidLimitUse         the arguments make no key for a limit of the task, or its cost is too large
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
@@ -327,11 +328,12 @@ class QueueFull(QueueError):
     ) -> None:
         """waited: seconds without room. left: tasks of the call that were not stored, 0 if that is unknown."""
         after = f" after {waited:g} s" if waited else ""
+        waits = "1 task waits" if depth == 1 else f"{depth:,} tasks wait"
         some = f"; {len(stored):,} tasks of the call were stored, {left:,} were not" if left > 1 or stored else ""
         remedy = "start more workers" if waited else "wait with when_full='wait'"
         super().__init__(
-            f"queue {queue!r} is full{after}: {depth:,} tasks wait, and max_depth is {max_depth:,}{some}; enqueue "
-            f"again later, {remedy}, or raise max_depth"
+            f"queue {queue!r} is full{after}: {waits}, and max_depth is {max_depth:,}{some}; enqueue again "
+            f"later, {remedy}, or raise max_depth"
         )
         self.queue, self.depth, self.max_depth = queue, depth, max_depth
         self.stored = tuple(stored)

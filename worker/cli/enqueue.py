@@ -25,7 +25,8 @@ import typer
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import from_json, to_json
 
-from ...queues.catalog import Catalog
+from ...queues.catalog import Catalog, CatalogTask
+from ...queues.depth import MaxDepth, WhenFull, make_limit
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
 from ...queues.errors import TaskNotFound
 from ...queues.handle import TaskHandle
@@ -76,16 +77,24 @@ class Defaults:
     tags: Sequence[str] = ()
     app: str | None = None
     lane: Lane | None = None
+    max_depth: int | None = None
+    when_full: WhenFull | None = None
+    wait_limit: float | None = None
+
+    def limit(self, published: MaxDepth | None) -> MaxDepth | None:
+        """Return the limit of a queue's depth. published: that of the catalog. Raises `ValueError`."""
+        return make_limit(self.max_depth, self.when_full, self.wait_limit, published)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One task with its queue, its delay and its rule for unique tasks."""
+    """One task with its queue, its delay, its rule for unique tasks, and the limit of its queue's depth."""
 
     task: str
     queue: str
     delay: Delay
     unique: UniqueTask | None
+    limit: MaxDepth | None
     message: TaskMessage
 
 
@@ -173,11 +182,12 @@ def make_message(
 
 
 class Listed(NamedTuple):
-    """The queue of a task, and what the catalog says of it: its rule for unique tasks, and its limits."""
+    """The queue of a task, and what the catalog says: its rule for unique tasks, its limits, that of the depth."""
 
     queue: str
     unique: UniqueTask | None = None
     limits: TaskLimits | None = None
+    max_depth: MaxDepth | None = None
 
     def checked(self, message: TaskMessage, delay: float) -> TaskMessage:
         """Return a message with the uses of its limits. Raises `ValueError` if the arguments make no key."""
@@ -188,9 +198,10 @@ class Listed(NamedTuple):
 
 
 def resolve_queue(task: str, queue: str | None, app: str | None, arguments: bytes, catalog: Catalog) -> Listed:
-    """Return the queue of a task, the one that is named, else the catalog's, and what the catalog says of the task.
+    """Return the queue of a task, and what the catalog says of the task.
 
-    If the queue is named, a schema that cannot be used is reported and not used.
+    The queue is the one that is named, else the catalog's. If it is named, a schema that cannot be used is reported and
+    not used.
 
     Raises:
         CatalogError: The catalog does not know the queue, several apps have the task there and none is named, the
@@ -202,7 +213,7 @@ def resolve_queue(task: str, queue: str | None, app: str | None, arguments: byte
             listed.check(arguments)
         else:
             report_once(f"the arguments of task {task!r} were not checked: {listed.problem}")
-        return Listed(listed.queue, listed.unique_task(), listed.task_limits())
+        return Listed(listed.queue, listed.unique_task(), listed.task_limits(), listed.max_depth())
     return Listed(queue)
 
 
@@ -228,7 +239,7 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     listed = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
     delay = defaults.delay if given.delay is None else Delay(given.delay)
     message = listed.checked(message, delay.seconds or float(delay.until or 0))
-    return Item(task, listed.queue, delay, listed.unique, message)
+    return Item(task, listed.queue, delay, listed.unique, defaults.limit(listed.max_depth), message)
 
 
 class Durability(StrEnum):
@@ -243,6 +254,13 @@ class PriorityOption(StrEnum):
     HIGH = "high"
     NORMAL = "normal"
     LOW = "low"
+
+
+class Full(StrEnum):
+    """Values of `--when-full`."""
+
+    REFUSE = "refuse"
+    WAIT = "wait"
 
 
 @connected
@@ -313,6 +331,17 @@ async def enqueue(
         bool | None,
         typer.Option("--idle/--not-idle", help="Run the task on spare slots only; by default the catalog's."),
     ] = None,
+    max_depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Enqueue nothing while N tasks wait in the queue; by default the catalog's number."
+        ),
+    ] = None,
+    when_full: Annotated[Full | None, typer.Option(help="With that many: refuse at once, or wait for room.")] = None,
+    wait_limit: Annotated[
+        float | None,
+        in_duration("Time without room after which a waiting command fails. Default: 1m.", positive=True),
+    ] = None,
 ) -> AsyncIterator[Output]:
     """Enqueue a task, and print its id.
 
@@ -333,6 +362,10 @@ async def enqueue(
     Of a task that its app has declared as unique, one of each key is stored:
     the id may be that of a task that was there before.
 
+    While as many tasks wait in the queue as --max-depth or the app allows, the
+    command fails (exit code 1), or waits for room with --when-full wait. With
+    --file, the lines whose ids are printed are stored, the others are not.
+
     Example: perdure enqueue audit --file tasks.jsonl
     """
     try:
@@ -344,7 +377,23 @@ async def enqueue(
     catalog, starts = await producer.catalog(), delay or Delay()
     with misuse_of("--priority or --idle"):
         lane = check_lane(None if priority is None else priority.value, idle)
-    defaults = Defaults(task, queue, starts, key, options, *limits, catalog, secrets, tag or (), app, lane)
+    full: WhenFull | None = None if when_full is None else "wait" if when_full is Full.WAIT else "refuse"
+    defaults = Defaults(
+        task,
+        queue,
+        starts,
+        key,
+        options,
+        *limits,
+        catalog,
+        secrets,
+        tag or (),
+        app,
+        lane,
+        max_depth=max_depth,
+        when_full=full,
+        wait_limit=wait_limit,
+    )
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         sending = _send_one(producer, defaults, args, task_id, replicated)
@@ -379,11 +428,13 @@ async def _send_one(
     except ValueError as error:
         raise Misuse(problem(error)) from None
     listed = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
+    with misuse_of("--max-depth, --when-full or --wait-limit"):
+        limit = defaults.limit(listed.max_depth)
     queue, delay = listed.queue, await seconds_of_delay(producer, defaults.delay)
     with misuse_of("--args or --delay"):
         message = listed.checked(message, delay)
     handles: list[TaskHandle[Any]] = await producer.send(
-        [message], queue=queue, delay=delay, durability=durability, unique=listed.unique
+        [message], queue=queue, delay=delay, durability=durability, unique=listed.unique, limit=limit
     )
     (handle,) = handles
     enqueued = StderrText(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
@@ -405,14 +456,14 @@ async def _send_file(
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
-            for (queue, delay, unique), run in groupby(
-                read_lines(file, partial(_item, defaults=defaults)), key=attrgetter("queue", "delay", "unique")
+            for (queue, delay, unique, limit), run in groupby(
+                read_lines(file, partial(_item, defaults=defaults)), key=attrgetter("queue", "delay", "unique", "limit")
             ):
                 names = sent_to.setdefault(queue, set())
                 messages = (_noted(item, names) for item in run)
                 start = await seconds_of_delay(producer, delay)
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
-                    messages, queue=queue, delay=start, durability=durability, unique=unique
+                    messages, queue=queue, delay=start, durability=durability, unique=unique, limit=limit
                 )
                 async for handle in handles:
                     existed += handle.existed

@@ -1,4 +1,4 @@
-"""What a running task has left: time, context window, and the load of its queue and its worker."""
+"""Capacity of a running task: the time and the context window that are left, and the load of its queue and worker."""
 
 from __future__ import annotations
 

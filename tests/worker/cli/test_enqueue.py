@@ -13,7 +13,7 @@ import anyio
 import pytest
 import redis
 from perdure import App, Context, Settings, Unique
-from perdure.queues.catalog import read_catalog
+from perdure.queues.catalog import publish_entry, read_catalog
 from perdure.queues.envelope import Envelope
 from perdure.worker.cli.support.output import Bar
 
@@ -627,3 +627,57 @@ def test_a_wrong_priority_is_misuse_and_nothing_is_sent() -> None:
         assert (answer.code, answer.out) == (2, "")
         assert "line 2" in answer.err
     assert queues() == []
+
+
+# a limit of the queue's depth
+
+
+def test_a_full_queue_is_one_sentence_and_exit_code_1() -> None:
+    options = ("audit", "--queue", "default", "--max-depth", "1")
+    assert call("enqueue", *options).code == 0
+    answer = call("enqueue", *options)
+    assert (answer.code, answer.ids) == (1, [])
+    assert answer.err.startswith("perdure: queue 'default' is full: 1 task waits, and max_depth is 1; enqueue again")
+    waited = call("enqueue", *options, "--when-full", "wait", "--wait-limit", "0.05")
+    assert waited.code == 1
+    assert "is full after 0.05 s" in waited.err
+
+
+def test_the_lines_before_a_full_queue_are_stored() -> None:
+    answer = from_lines(*({"args": {}} for _ in range(4)), args=("audit", "--queue", "default", "--max-depth", "3"))
+    assert answer.code == 1
+    assert len(answer.ids) == 3
+    assert "max_depth is 3" in answer.err
+    assert [queue["depth"] for queue in queues()] == [3]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--when-full", "wait"), "when_full and wait_limit must go with max_depth, got no max_depth"),
+        (("--max-depth", "5", "--wait-limit", "5"), "wait_limit must go with when_full='wait'"),
+        (("--max-depth", "0"), "--max-depth"),
+        (("--when-full", "drop"), "--when-full"),
+    ],
+)
+def test_a_wrong_limit_is_refused(options: tuple[str, ...], problem: str) -> None:
+    answer = call("enqueue", "audit", "--queue", "default", *options)
+    assert (answer.code, answer.ids) == (2, [])
+    assert problem in answer.err
+    assert queues() == []
+
+
+async def test_the_limit_of_the_catalog_holds_on_the_command_line(settings: Settings) -> None:
+    app = App("shop", settings=settings)
+    app.queue(max_depth=2)
+
+    @app.task
+    async def pay(ctx: Context) -> None: ...
+
+    async with app:
+        await publish_entry(app.producer.gateway, app.producer.namespace, app.tasks.entry(app.name), 0)
+        await pay.enqueue()
+        assert (await anyio.to_thread.run_sync(call, "enqueue", "pay")).code == 0
+        answer = await anyio.to_thread.run_sync(call, "enqueue", "pay")
+    assert answer.code == 1
+    assert "max_depth is 2" in answer.err

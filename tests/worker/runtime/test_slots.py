@@ -20,7 +20,7 @@ def never() -> bool:
 
 
 class Execution:
-    """An execution that takes slots, and runs until it is told to end."""
+    """An execution that takes slots, and runs until its test ends it."""
 
     def __init__(self, slots: Slots, size: int, ends: Callable[[], bool] = never) -> None:
         self.slots, self.size, self.ends = slots, size, ends
