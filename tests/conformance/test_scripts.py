@@ -35,6 +35,7 @@ from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
 from perdure.queues.delivery.settlement import Counters, await_version, raise_count, release, succeed
+from perdure.queues.depth import read_depths
 from perdure.queues.derived_tasks import (
     Successor,
     TaskPast,
@@ -58,7 +59,6 @@ from perdure.queues.joins import (
     life_of,
     watch_task,
 )
-from perdure.queues.depth import read_depths
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.limits.control import LimitControl

@@ -25,7 +25,7 @@ import typer
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import from_json, to_json
 
-from ...queues.catalog import Catalog, CatalogTask
+from ...queues.catalog import Catalog
 from ...queues.depth import MaxDepth, WhenFull, make_limit
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
 from ...queues.errors import TaskNotFound

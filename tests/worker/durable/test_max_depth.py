@@ -319,3 +319,53 @@ async def test_a_cancelled_wait_stores_nothing(app: App) -> None:
         await waiting
     await work_off(app)
     assert await app.producer.find("second") is None
+
+
+@pytest.mark.app("shop")
+async def test_tasks_in_the_waiting_lists_of_limits_count(app: App) -> None:
+    tenant = app.limit("tenant", running=1, by="name")
+
+    @app.task(limits=[tenant], max_depth=4)
+    async def work(ctx: Context, name: str) -> str:
+        return name
+
+    @app.task
+    async def other(ctx: Context) -> None: ...
+
+    handles = [await work.enqueue(name) for name in ("a", "a", "b", "c")]
+    assert [(await handle.status()).value for handle in handles] == [State.LIMITED] * 4
+    with pytest.raises(QueueFull, match="4 tasks wait"):
+        await work.enqueue("d")
+    with pytest.raises(QueueFull, match="4 tasks wait"):
+        await work.options(delay=60).enqueue("d")
+    with pytest.raises(QueueFull, match="4 tasks wait"):
+        await other.options(max_depth=4).enqueue()
+    with pytest.raises(QueueFull, match="1 tasks of the call were stored, 2 were not"):
+        await work.options(max_depth=5).enqueue_many([{"name": name} for name in "def"])
+    async with running_worker(app):
+        assert [await handle.result(timeout=BOUND) for handle in handles] == ["a", "a", "b", "c"]
+
+
+@pytest.mark.app("shop")
+async def test_each_priority_has_a_depth_of_its_own(app: App) -> None:
+    app.queue(max_depth=2)
+
+    @app.task(priority="low")
+    async def bulk(ctx: Context, order: int) -> int:
+        return order
+
+    @app.task
+    async def urgent(ctx: Context) -> None: ...
+
+    with pytest.raises(QueueFull, match="2 tasks wait") as raised:
+        await bulk.enqueue_many([{"order": order} for order in range(5)])
+    assert len(raised.value.stored) == 2
+    await urgent.enqueue()
+    await urgent.options(priority="high").enqueue()
+    await urgent.enqueue()
+    with pytest.raises(QueueFull, match="2 tasks wait"):
+        await urgent.enqueue()
+    async with running_worker(app):
+        waiting = bulk.options(when_full="wait", wait_limit=BOUND)
+        handles = await bounded(waiting.enqueue_many([{"order": order} for order in range(8)]))
+        assert [await handle.result(timeout=BOUND) for handle in handles] == list(range(8))
