@@ -64,7 +64,6 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("- rate.burst * rate.interval - PRECISE", "- 2 * rate.burst * rate.interval - PRECISE"),
     ),
     "tokens expire when the clock is set": (("math.min(passed, step)", "passed"),),
-    "a token that has expired is renewed": (("if held and held > virtual then", "if held then"),),
     "a token is not released": (("if redis.call('ZREM', holders(name, '-'), entry) == 1 then", "if false then"),),
     "a release leaves the token of the key": (("redis.call('ZREM', holders(name, key), member)", ""),),
     "tokens are not renewed": (

@@ -119,14 +119,13 @@ RUNS = {
         Plan(1, 2, 1.0, tasks_of("pooled", 6), (Fault(0.8, "step clock", 0, 60.0),)),
         "overlap",
     ),
-    # A worker stands still until its token has expired and was given to another task.
-    "a token that has expired is renewed": (
-        Plan(1, 2, 1.0, tasks_of("pooled", 6), (Fault(0.7, "hold", 0, 2.6),)),
-        "above the limit",
-    ),
     "a token is not released": (Plan(1, 2, 1.0, tasks_of("pooled", 3), ()), "not released"),
     "a release leaves the token of the key": (Plan(1, 2, 1.0, tasks_of("rents", 3), ()), "not released"),
-    "tokens are not renewed": (Plan(1, 2, 1.0, tasks_of("pooled", 6, 6), ()), "overlap"),
+    # Two blocks last longer than a lease.
+    "tokens are not renewed": (
+        Plan(1, 2, 1.0, tuple(replace(task, pause=0.7) for task in tasks_of("borrows", 3)), ()),
+        "overlap",
+    ),
 }
 
 
