@@ -3,6 +3,7 @@
 | module | what it holds |
 |---|---|
 | `facts` | what is read of a task, its workers and its queue |
+| `limited_task` | what a task in the waiting list of its limits waits for |
 | `sentences` | a pure function from facts to an `Explanation` |
 
 Before a change: an explanation is read by people in trouble. It states what Redis says, and nothing that it does not.

@@ -31,7 +31,7 @@ _EVENTS: Final = 30
 """Last events of the log that are read."""
 
 if TYPE_CHECKING:
-    from ..limits.waiting_task import LimitedTask
+    from .limited_task import LimitedTask
 
 _LEASE: Final = 15.0
 """Lease of a worker that does not publish it."""
@@ -135,7 +135,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
 
 
 async def _limited(gateway: Gateway, partition: Partition, task_id: str) -> LimitedTask | None:
-    from ..limits.waiting_task import read_limited_task  # of tasks with limits only
+    from .limited_task import read_limited_task  # of tasks with limits only
 
     return await _allowed(read_limited_task(gateway, partition, task_id))
 

@@ -151,7 +151,7 @@ _LOST: Final[dict[Place | None, str]] = {
     Place.NOT_DUE: "it is scheduled, but gone from the due set: another program has removed it",
     Place.NO_PAYLOAD: "its message is gone from the stream: another program has deleted it",
     Place.NOT_IN_LIST: "it waits for limits, but is gone from their list: another program has removed it",
-    Place.LIST_OF_ANOTHER_TYPE: "it waits for limits, but another program has put something else in place of their list",
+    Place.LIST_OF_ANOTHER_TYPE: "it waits for limits, but another program has replaced their list",
 }
 
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ..envelope import NO_KEY, LimitUse, readable_envelope
 from ..keys import Namespace, Partition, gate_of
+from ..limit_views import status_of
+from ..limits.store import LimitStore, LimitView
 from ..transport.gateway import Gateway
 from ..wording import listed
-from .store import LimitStore, LimitView
-from .views import status_of
 
 
 class LimitedTask(NamedTuple):
@@ -58,9 +58,7 @@ async def read_limited_task(gateway: Gateway, partition: Partition, task_id: str
     running = {(use.name, use.key): count for use, count in zip(keyed, counts, strict=True)}
     reasons = [_reason(use, view, running, labels) for use, view in zip(uses, views, strict=True)]
     look = None if score is None else int(max(float(score), float(full or 0)))
-    return LimitedTask(
-        [use.name for use in uses], rank or 0, [reason for reason in reasons if reason], look
-    )
+    return LimitedTask([use.name for use in uses], rank or 0, [reason for reason in reasons if reason], look)
 
 
 def _reason(
