@@ -62,14 +62,14 @@ OnChange = Callable[[BreakerChange], None]
 
 
 class _Candidate(NamedTuple):
-    """A task that has its turn. place: as it is stored."""
+    """A task that has its turn. place: as it is stored. fence: of its last delivery; empty if it had none."""
 
     task_id: str
     key_id: str
     ring: str
     place: bytes
     uses: tuple[LimitUse, ...]
-    fresh: bool
+    fence: bytes
     nonce: str
 
 
@@ -186,7 +186,7 @@ class Admission:
         next_looks, full = _next_looks(candidates, answers, lines)
         args: list[Argument] = [len(granted), len(lines), len(rings)]
         for candidate in granted:
-            args += (candidate.task_id, candidate.key_id, candidate.ring, candidate.place, candidate.nonce)
+            args += (candidate.task_id, candidate.key_id, candidate.ring, candidate.place, candidate.fence, candidate.nonce)
         for line, next_look in zip(lines, next_looks, strict=True):
             args += (line.key_id, line.ring, line.score, next_look, len(line.gone), *line.gone)
         for ring, score in rings:
@@ -211,7 +211,7 @@ class Admission:
         if self._on_dropped is None:
             return
         for candidate, answer in zip(candidates, answers, strict=True):
-            if not answer.granted and candidate.fresh and any("d" in use.flags for use in candidate.uses):
+            if not answer.granted and not candidate.fence and any("d" in use.flags for use in candidate.uses):
                 await self._on_dropped(partition, candidate.task_id, candidate.uses[answer.use].name)
 
     async def _read_windows(self, lines: Sequence[_Line]) -> None:
@@ -241,9 +241,9 @@ def _by_partition(namespace: Namespace, hints: Iterable[str]) -> dict[Partition,
 
 
 def _candidate(parts: Sequence[bytes]) -> _Candidate:
-    task_id, key_id, ring, place, limits, fresh = parts
+    task_id, key_id, ring, place, limits, fence = parts
     uses = tuple(LimitUse(name, key, int(cost), flags) for name, key, cost, flags in orjson.loads(limits))
-    return _Candidate(task_id.decode(), key_id.decode(), ring.decode(), place, uses, fresh == b"1", RUNTIME.token(8))
+    return _Candidate(task_id.decode(), key_id.decode(), ring.decode(), place, uses, fence, RUNTIME.token(8))
 
 
 def _line(parts: Sequence[bytes]) -> _Line:

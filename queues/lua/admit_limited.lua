@@ -1,13 +1,14 @@
 -- include: turns, limited, payload
 -- Move tasks that have tokens from their waiting lists to the ready stream, and note when the others are looked at again.
 -- KEYS  rings, ready stream, then the waiting lists and turns
--- ARGV  number of tasks, of KEYIDs and of rings, then of each task: id, KEYID, RING, place, nonce of its token; of each
+-- ARGV  number of tasks, of KEYIDs and of rings, then of each task: id, KEYID, RING, place, fence of its last
+--       delivery, nonce of its token; of each
 --       KEYID: KEYID, RING, its score as look_limited.lua returned it, what comes next (milliseconds until the next look;
 --       0 for after all others; -1: as it is), number of members to remove, then these; of each ring: RING, its score, milliseconds for which none of its tasks can start, 0 for none
 -- returns  {milliseconds until the next look, -1 for none, answers: per task 1 admitted now, 0 it does not wait there any
 --          more: the caller releases its token}
 -- Atomic per task: it is in its waiting list or on the stream, never both, never neither. One that was admitted, moved or
--- cancelled since the look has no such state or place any more. Tasks of ordered KEYIDs stay in their list until they end.
+-- cancelled since the look has no such state, place or fence any more: a retry of an ordered KEYID has the same place. Tasks of ordered KEYIDs stay in their list until they end.
 -- A KEYID or ring that another call has changed since the look keeps what that has noted: it has seen more. Members are
 -- removed only if they still do not wait there. Nothing is read from a list or ring after its last member has left (see fence.lua).
 local tag = tag_of(KEYS[1])
@@ -15,7 +16,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local counts = {tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])}
 local at = 3
-local tasks, lines, rings, sizes, gone = {}, {}, {}, {}, {}
+local tasks, lines, rings, sizes, changed = {}, {}, {}, {}, {}
 
 local function count(key)
   sizes[key] = sizes[key] or redis.call('ZCARD', key)
@@ -25,6 +26,7 @@ end
 local function remove(key, member)
   if count(key) > 0 and redis.call('ZREM', key, member) == 1 then
     sizes[key] = sizes[key] - 1
+    changed[key] = true
   end
 end
 
@@ -35,12 +37,12 @@ for i = 3, #KEYS do
   count(KEYS[i])
 end
 for i = 1, counts[1] do
-  local task = {id = ARGV[at + 1], key_id = ARGV[at + 2], ring = ARGV[at + 3], place = ARGV[at + 4], nonce = ARGV[at + 5]}
+  local task = {id = ARGV[at + 1], key_id = ARGV[at + 2], ring = ARGV[at + 3], place = ARGV[at + 4], fence = ARGV[at + 5], nonce = ARGV[at + 6]}
   task.list, task.record = tag .. 'limited:' .. task.key_id, tag .. 'record:' .. task.id
   task.of = redis.call('HMGET', task.record, 'state', 'gate', 'settled', 'watchers')
   count(task.list)
   tasks[i] = task
-  at = at + 5
+  at = at + 6
 end
 for i = 1, counts[2] do
   local line = {key_id = ARGV[at + 1], ring = ARGV[at + 2], score = tonumber(ARGV[at + 3]), next = tonumber(ARGV[at + 4]), gone = {}}
@@ -73,7 +75,8 @@ local answers = {}
 for i = 1, #tasks do
   local task = tasks[i]
   answers[i] = 0
-  if task.of[1] == 'limited' and task.of[2] == task.key_id .. ' ' .. task.ring .. ' ' .. task.place then
+  local gate = task.key_id .. ' ' .. task.ring .. ' ' .. task.place
+  if task.of[1] == 'limited' and task.of[2] == gate and (task.of[3] or '') == task.fence then
     local envelope, arguments = payload(task.record, task.id)
     if envelope then
       -- the task leaves its list first: a full server then accepts the rest (see fence.lua)
@@ -103,6 +106,7 @@ for i = 1, #lines do
     remove(line.turns, line.key_id)
   elseif line.same and line.next >= 0 then
     redis.call('ZADD', line.turns, line.next > 0 and now + line.next or now + i / 1000, line.key_id)
+    changed[line.turns] = true
   end
 end
 for i = 1, #rings do
@@ -128,7 +132,7 @@ for i = 1, #rings do
   if not earliest then
     remove(ring.turns, '~')
     remove(KEYS[1], ring.name)
-  else
+  elseif ring.same or changed[ring.turns] then
     if full == 0 then
       full = tonumber(redis.call('ZSCORE', ring.turns, '~') or 0)
     end

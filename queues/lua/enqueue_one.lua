@@ -15,7 +15,7 @@
 if redis.call('EXISTS', KEYS[4]) == 1 then
   return 0
 end
-local tag, key_id, ring = tag_of(KEYS[1]), ARGV[7], ARGV[8]
+local tag, key_id, ring = tag_of(KEYS[1]), ARGV[7] or '', ARGV[8]
 if redis.call('EXISTS', KEYS[2]) == 1 and not keeps_closed(tag, key_id) then
   return -1
 end

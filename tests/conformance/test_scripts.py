@@ -30,11 +30,12 @@ from perdure.queues import (
     list_workers,
     set_partitions,
 )
+from perdure.queues.admission import Admission
 from perdure.queues.delivery.checkpoint import Position, close_exported, edit_checkpoint, load_history, read_mark
 from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
-from perdure.queues.delivery.settlement import Counters, await_version, raise_count, release, succeed
+from perdure.queues.delivery.settlement import Counters, await_limit, await_version, raise_count, release, succeed
 from perdure.queues.depth import read_depths
 from perdure.queues.derived_tasks import (
     Successor,
@@ -47,8 +48,10 @@ from perdure.queues.derived_tasks import (
 )
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate, LimitUse
 from perdure.queues.event_log import read_events
+from perdure.queues.handle import cancel_task
 from perdure.queues.inbox import read_inbox
 from perdure.queues.inspection.timeline import TaskFilter, page_tasks, trim_timeline
+from perdure.queues.inspection.views import list_queues
 from perdure.queues.joins import (
     JoinPlace,
     OnFailure,
@@ -63,6 +66,7 @@ from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.limits.control import LimitControl
 from perdure.queues.limits.definition import Limit
+from perdure.queues.limits.parked import wake_for_limit
 from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
@@ -91,6 +95,7 @@ from tests import conformance
 from tests.conftest import ON_SERVERS
 from tests.support.consumers import claim_one, consumers, make_due, needs_server, read_one, worker
 from tests.support.delivery_calls import SETTLING, WRITING
+from tests.support.limited_tasks import enqueue as enqueue_limited
 from tests.support.servers import RedisServer, find_program
 from tests.support.servers.every_node import on_every_node
 
@@ -128,8 +133,10 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
     assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []
 
 
-READ_ONLY = {"due", "hash_page", "load_history", "partition_status", "read_inbox", "read_log", "read_values"}
-READ_ONLY |= {"queue_depth"}
+READ_ONLY = {
+    *("count_limited", "due", "hash_page", "load_history", "look_limited", "partition_status", "queue_depth"),
+    *("read_inbox", "read_log", "read_values"),
+}
 
 
 def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
@@ -335,6 +342,15 @@ async def limit(gateway: Gateway, namespace: Namespace) -> None:
     assert await store.renew([("a", uses)]) == []
     assert (await store.release([ReleaseRequest("a", uses)])).hints == []
     assert await store.hold("openai", 5) > 0
+    await store.publish([Limit("pool", total=1)], "app", starts=True)
+    pool = [LimitUse("pool", "-")]
+    (partition,) = await enqueue_limited(gateway, namespace, pool, "limited")
+    assert (await list_queues(gateway, namespace, "default"))[0].limited == 1
+    assert (await Admission(gateway, namespace, life=30.0).admit_due(partition)).number == 1
+    delivery = await read_one(await worker(gateway, partition))
+    await await_limit(gateway, delivery, "limited", Counters(), pool, retry=1.0)
+    assert await wake_for_limit(gateway, partition, "limited") is False
+    assert await cancel_task(gateway, partition, "limited", retention=60.0) is State.CANCELLED
 
 
 async def raise_children(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:

@@ -10,6 +10,7 @@ must change nothing; `test_late_arrivals.py` delivers them there, and compares t
 | `chores` | of a partition, uploads, and edits by persons |
 | `registrations` | of processes, settings, routes and apps |
 | `joins` | of parents and children |
+| `admission` | for tasks that wait for limits |
 | `limits` | of tokens and definitions of limits |
 | `sessions` | for a session |
 | `workspaces` | for identities and shared files |

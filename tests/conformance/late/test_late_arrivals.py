@@ -19,6 +19,7 @@ from perdure.queues.shared_config import set_config
 from perdure.queues.transport.scripts import queue_script
 
 from tests.conformance.late import Moments, Scene
+from tests.conformance.late.admission import ADMISSION
 from tests.conformance.late.chores import (
     CHORES,
     FINDING,
@@ -53,6 +54,7 @@ def scene(
     "case",
     [
         *COMMANDS.cases,
+        *ADMISSION.cases,
         *CHORES.cases,
         *JOINS.cases,
         *LIMITS.cases,
