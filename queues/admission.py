@@ -193,6 +193,7 @@ class Admission:
             args += (ring, score, full.get(ring.decode(), 0))
         keys = [partition.rings, partition.ready, *(partition.turns(ring.decode()) for ring, _ in rings)]
         keys += [partition.limited(line.key_id) for line in lines]
+        keys += [partition.record(candidate.task_id) for candidate in granted]
         wait_ms, moved = await self._gateway.run(_ADMIT, keys, args)
         if unused := [candidate for candidate, done in zip(granted, moved, strict=True) if not done]:
             await self._give_back(partition, unused)

@@ -1,6 +1,6 @@
 -- include: turns, limited, payload
 -- Move tasks that have tokens from their waiting lists to the ready stream, and note when the others are looked at again.
--- KEYS  rings, ready stream, then the waiting lists and turns
+-- KEYS  rings, ready stream, then turns of each ring, waiting list of each KEYID, record of each task
 -- ARGV  number of tasks, of KEYIDs and of rings, then of each task: id, KEYID, RING, place, fence of its last
 --       delivery, nonce of its token; of each
 --       KEYID: KEYID, RING, its score as look_limited.lua returned it, what comes next (milliseconds until the next look;
@@ -34,7 +34,9 @@ end
 redis.call('XRANGE', KEYS[2], '0-0', '0-0')
 count(KEYS[1])
 for i = 3, #KEYS do
-  count(KEYS[i])
+  if i <= 2 + counts[2] + counts[3] then
+    count(KEYS[i])
+  end
 end
 for i = 1, counts[1] do
   local task = {id = ARGV[at + 1], key_id = ARGV[at + 2], ring = ARGV[at + 3], place = ARGV[at + 4], fence = ARGV[at + 5], nonce = ARGV[at + 6]}
