@@ -1417,7 +1417,8 @@ class Queues(RuleBasedStateMachine):
             self.ledger.held.put(self.partition.closed, {"empty": 1})
         at = self.partition
         for _ in range(2):
-            keys = [at.ready, at.nudge, at.dead, at.due, at.closed, at.retentions, at.timeline, at.outbox, at.joins]
+            keys = [at.ready, at.nudge, at.dead, at.due, at.closed, at.retentions, at.timeline, at.outbox]
+            keys += [at.joins, at.rings]
             given = [7 * 24 * HOUR]
             answer = self.ground.run(self.ground.gateway.run(queue_script("retire_partition"), keys, given))
             self.same(bool(answer), self.ledger.retire())

@@ -85,6 +85,7 @@ QUEUE_COLUMNS: Final[Sequence[Column[QueueStats]]] = (
     Column("ready", lambda stats: stats.depth, right=True),
     Column("running", lambda stats: stats.in_flight, right=True),
     Column("due", lambda stats: stats.due, right=True),
+    Column("limited", lambda stats: stats.limited, right=True, wide=True),
     Column("dead", lambda stats: stats.dead, right=True),
     Column("workers", lambda stats: stats.workers, right=True),
     Column("rate", lambda stats: f"{stats.rate or 0:.1f}/s", right=True),

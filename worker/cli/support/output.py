@@ -37,6 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 _STATE_STYLES = {
     "queued": "cyan",
     "scheduled": "blue",
+    "limited": "blue",
     "waiting": "blue",
     "running": "yellow",
     "succeeded": "green",
