@@ -101,8 +101,8 @@ async def dump(gateway: Gateway, namespace: Namespace) -> dict[bytes, Any]:
     """All that the namespace holds, groups and pending lists included: what an act that is refused must not change.
 
     Left out is what passes by itself: how long an entry has been idle, how long a key still lives (not that it has a
-    time to live), when the partition was touched. Consumers without anything pending are left out too: asking for
-    messages makes one.
+    time to live), when the partition was touched or a limit was published. Consumers without anything pending are left
+    out too: asking for messages makes one.
     """
     return {key: await _content(gateway, key) for key in await keys(gateway, namespace)}
 
@@ -114,6 +114,8 @@ async def _content(gateway: Gateway, key: bytes) -> Any:
         case "hash":
             flat = await gateway.command("HGETALL", key)
             return lives, _fields(flat)
+        case "zset" if key.endswith(b"~limits:0}:limits"):
+            return lives, sorted(await gateway.command("ZRANGE", key, 0, -1))
         case "zset":
             return lives, await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES")
         case "stream":
