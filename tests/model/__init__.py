@@ -30,6 +30,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | forget_waits | forget_waits |
 | join_group | share |
 | leave_group | leave |
+| note_kept | note_kept |
 | notice_sent | notice_sent |
 | park | park |
 | partition_status | is_as_expected |
@@ -58,6 +59,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | trim_timeline | trim_timeline |
 | upload_chunk | message |
 | upload_events | upload_past |
+| wake_for_limit | wake_for_limit |
 | wake_version | wake_version |
 | watch | watch_task |
 | write_checkpoint | record |
@@ -68,6 +70,6 @@ put_result_chunk), `test_joins`, and those of tokens (hold_limit, publish_limit,
 take_limits), `test_limits`. Scripts that write no key of a task have none: records of workers and supervisors
 (count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
 workspaces (put_file), tokens of waits (claim_token), markers of unique keys (claim_unique), what operators set for
-limits (set_limit), keys of another type (set_key_aside), reads of a task's past (load_history, read_log), and pages of
-a hash (hash_page). tests/conformance has their tests.
+limits (set_limit), reads of tokens that parked tasks keep (look_kept), keys of another type (set_key_aside), reads of a
+task's past (load_history, read_log), and pages of a hash (hash_page). tests/conformance has their tests.
 """

@@ -835,8 +835,9 @@ class Ledger:
         waits: str,
         conditions: Sequence[tuple[str, str]],
         last: int = 0,
+        keeps: str = "",
     ) -> bool:
-        """Park the task. conditions: kind and value of each."""
+        """Park the task. conditions: kind and value of each. keeps: the token of limits that it keeps, for a minute."""
         if not self.owned(delivery):
             return self.settled(delivery, task)
         if self._gap(task, last) is not None:
@@ -846,8 +847,35 @@ class Ledger:
         self._defer(delivery, task, 0 if over else delay, counts)
         wakes = " ".join(dict.fromkeys(_wake_word(*each) for each in conditions))
         self.held.put(record, {"waits": waits, "wakes": wakes})
+        if keeps:
+            self.held.put(record, {"keeps": keeps})
+            self.held.set_score(self.at.kept, task, Moment(plus=60_000))
         self.tell(task, "waiting")
         return True
+
+    def wake_for_limit(self, task: str) -> bool:
+        """Wake a task that is parked for a limit; return whether it was due later."""
+        record, woken = self.at.record(task), False
+        if (state := self.state(task)) is None:
+            return False
+        words = (self.held.get(record, "wakes") or b"").split(b" ")
+        parked = state == b"scheduled" and self.held.get(record, "waits") is not None
+        if parked and any(word.startswith(b"limit:") for word in words):
+            woken = float(text_of(self.held.sets[self.at.due][task])) > self.held.now
+            self._wake(task)
+        self.tell(task, "limit")
+        return woken
+
+    def note_kept(self, task: str, keeps: str, *, renewed: bool) -> int:
+        """Note that the token of a parked task was renewed for an hour, or is gone; return how many keep one."""
+        record, kept = self.at.record(task), self.held.sets.get(self.at.kept, {})
+        if kept and (self.held.get(record, "keeps") or b"") == keeps.encode():
+            if renewed and task in kept:
+                self.held.set_score(self.at.kept, task, Moment(plus=3_600_000))
+            elif not renewed:
+                self.held.drop_score(self.at.kept, task)
+                self.held.drop(record, "keeps")
+        return len(self.held.sets.get(self.at.kept, {}))
 
     def _is_over(self, task: str, kind: str, value: str) -> bool:
         """Return whether what a condition waits for has come."""
@@ -1080,6 +1108,8 @@ class Ledger:
             self.pending.pop(entry, None)
             self.ready.remove(entry)
             self.held.put_new(record, "at", _time_of(entry))
+        if self.held.get(record, "keeps") is not None and task in self.held.sets.get(self.at.kept, {}):
+            self.held.set_score(self.at.kept, task, Moment())
         if b"on_end" in (self.held.get(record, "env") or b"") or self.held.get(steps, "s:#on_end") is not None:
             self.held.put(control, {"cancel": "1"})
             self.held.put(record, {"state": "scheduled", "due": self._schedule(task, 0)})

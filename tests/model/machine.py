@@ -51,6 +51,7 @@ from perdure.queues.handle import Replacement, cancel_task
 from perdure.queues.inspection.timeline import trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, RESERVED, SUSPECTS, is_reserved
+from perdure.queues.limits.parked import wake_for_limit
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
@@ -163,6 +164,11 @@ changes = st.sampled_from(
     [NO_CHANGES, NO_CHANGES, {"d:s": b"", "i:s": b"", "s:u:1": b""}, {"s:#forgotten": b"1", "d:s": b""}]
 )
 """Fields of the checkpoint for the next attempt."""
+KEEPS = 'nonce [["openai","-",1]]'
+"""The token of limits that a parked task keeps, as its record names it."""
+
+NOTE_KEPT = queue_script("note_kept")
+
 WAITS = ("approval", "approval#2", "page/approval", "approval#3")
 OF_WAITS = ("wait", "answered")
 ITEMS = ("out 10000 1 1 s", "out 10000 key ab", "out 10000 key cd", "tokens 10000 0 1 page 3/")
@@ -845,9 +851,10 @@ class Queues(RuleBasedStateMachine):
         standing=standings,
         delay=delays,
         counters=st.tuples(numbers, numbers, numbers),
-        waits=st.lists(st.sampled_from(["message", "time", "answer"]), max_size=3),
+        waits=st.lists(st.sampled_from(["message", "time", "answer", "limit"]), max_size=3),
         came=st.booleans(),
         ahead=aheads,
+        keeps=st.booleans(),
     )
     def park(
         self,
@@ -858,20 +865,23 @@ class Queues(RuleBasedStateMachine):
         waits: Sequence[str],
         came: bool,
         ahead: int = 0,
+        keeps: bool = False,
     ) -> None:
-        """Park a task that waits for messages, answers, or its time; messages may come before the call and after it."""
+        """Park a task that waits for messages, answers, a limit, or its time; messages may come before and after it."""
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
         seen = int(self.ledger.held.get(self.partition.inbox(task), "last") or 0)
-        values = {"message": str(seen), "answer": WAITS[which % 4], "time": ""}
+        values = {"message": str(seen), "answer": WAITS[which % 4], "limit": "openai", "time": ""}
         conditions: list[WakeCondition] = [(kind, values[kind]) for kind in waits]
         last = self.last_entry(task) + ahead
         if came:
             self.send(task, which + 1)
         for _ in range(2):
-            expected = self.ledger.park(delivery, task, delay, counters, "message", conditions, last)
+            kept = KEEPS if keeps else ""
+            expected = self.ledger.park(delivery, task, delay, counters, "message", conditions, last, kept)
             given: Any = {"delay": delay / 1000, "waits": "message", "conditions": conditions, "entries": last}
+            given |= {"keeps": kept, "renewed_in": 60.0}
             act = park(self.ground.gateway, delivery, task, Counters(*counters), **given)
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
@@ -903,6 +913,21 @@ class Queues(RuleBasedStateMachine):
             act = await_version(self.ground.gateway, delivery, task, needed, **given)
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
+
+    @rule(task=tasks)
+    def wake_for_limit(self, task: str) -> None:
+        for _ in range(2):
+            expected = self.ledger.wake_for_limit(task)
+            self.same(self.ground.run(wake_for_limit(self.ground.gateway, self.partition, task)), expected)
+
+    @rule(task=tasks, renewed=st.booleans(), same=st.booleans())
+    def note_kept(self, task: str, renewed: bool, same: bool) -> None:
+        """Note what has become of the token of a parked task, as it was looked at, or as it was before."""
+        text = KEEPS if same else "former []"
+        for _ in range(2):
+            expected = self.ledger.note_kept(task, text, renewed=renewed)
+            args: list[Argument] = [3_600_000, task, text, "1" if renewed else ""]
+            self.same(self.ground.run(self.ground.gateway.run(NOTE_KEPT, [self.partition.kept], args)), expected)
 
     @rule(tasks=st.sampled_from([{}, {"report": 1}, {"report": 3}]))
     def wake_version(self, tasks: dict[str, int]) -> None:
