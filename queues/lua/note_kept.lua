@@ -3,7 +3,8 @@
 -- ARGV  milliseconds until the next renewal, then of each task: id, nonce and uses of its token as looked at, '1' if it was renewed,
 --       '' if it is gone, or the task is not parked any more
 -- returns  the number of tasks that are left
--- A task that was promoted or parked since the look has another token, or none, and what that act has noted stays.
+-- Atomic per task. Idempotent. A task that was promoted or parked since the look, and so late bytes, find another token in its
+-- record, or none, and what that act has noted stays.
 local tag = string.match(KEYS[1], '^.-}:')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -3,7 +3,7 @@
 -- KEYS  due set, nudge stream, record
 -- ARGV  task id
 -- returns  1 the task is parked for a limit, and due now; 0 it does not wait, or was due already
--- Idempotent: a task that is due already stays due. A hint that comes before the task is parked wakes nothing, so the run
+-- Atomic: look and wake in one act. Idempotent: a task that is due already stays due. A hint that comes before the task is parked wakes nothing, so the run
 -- asks once more after it was parked (worker/durable/limit_tokens.py).
 local task = redis.call('HMGET', KEYS[3], 'state', 'waits', 'wakes')
 if not task[1] then

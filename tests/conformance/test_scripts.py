@@ -35,7 +35,7 @@ from perdure.queues.delivery.checkpoint import Position, close_exported, edit_ch
 from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
-from perdure.queues.delivery.settlement import Counters, await_limit, await_version, raise_count, release, succeed
+from perdure.queues.delivery.settlement import Counters, await_limit, await_version, park, raise_count, release, succeed
 from perdure.queues.depth import read_depths
 from perdure.queues.derived_tasks import (
     Successor,
@@ -66,6 +66,7 @@ from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.limits.control import LimitControl
 from perdure.queues.limits.definition import Limit
+from perdure.queues.limits.kept import renew_kept
 from perdure.queues.limits.parked import wake_for_limit
 from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest
 from perdure.queues.partitions.assignment import join_group
@@ -310,6 +311,11 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await edit_checkpoint(gateway, partition, "newer", position, **edited) is None
         await await_version(gateway, await read_one(a), "newer", DATA_FORMAT, limit=60)
         assert await wake_version(gateway, partition) == 1
+        await producer.enqueue("t", task_id="parked", queue="default")
+        keeps: dict[str, Any] = {"delay": 600, "waits": "limit openai", "keeps": 'n [["openai","-",1]]'}
+        await park(gateway, await read_one(a), "parked", Counters(), conditions=[("limit", "openai")], **keeps)
+        assert await wake_for_limit(gateway, partition, "parked")
+        assert await renew_kept(gateway, partition, 30.0) == (10.0, [])
         keys = [partition.record("newer"), partition.log("newer")]
         given: list[Argument] = [b"{}", "0-1", b""]
         assert await gateway.run(queue_script("dismiss"), keys, given) in (b"missing", b"changed")

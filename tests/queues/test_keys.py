@@ -212,7 +212,9 @@ OF_STREAMS = re.compile(r"key|unpack\((keys|streams)\)")
 """Keys that the prelude `streams` makes from that of the record, since only the record says which there are."""
 
 
-OF_LIMITS = re.compile(r"TAG \.\. .+|(holders|waiters)\(.+\)|where|defined|notes|all|own|key|place|places\[i\]|bucket\.key")
+OF_LIMITS = re.compile(
+    r"TAG \.\. .+|(holders|waiters)\(.+\)|where|defined|notes|all|own|key|place|places\[i\]|bucket\.key"
+)
 """Keys that the prelude `limits` makes from the tag of the clock, since only definitions say which a script needs."""
 
 OF_LINES = re.compile(r"tag \.\. .+|list|turns|rings|key|(task|line|ring)\.(list|turns|record)")

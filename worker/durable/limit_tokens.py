@@ -143,7 +143,7 @@ class LimitCalls:
             self._releasing = None
 
     async def _admit(self, hints: Sequence[str]) -> None:
-        """Start what waited for the tokens. If it fails, whoever waits looks again by itself."""
+        """Start what waited for the tokens. If it fails, each task that waits is looked at again at its time."""
         await retry_while_unavailable(partial(wake_parked, self._gateway, self._namespace, hints))
         life = max(TOKEN_LIFE, self._lease())
         admission = Admission(self._gateway, self._namespace, life=life, on_change=log_change)
@@ -372,7 +372,7 @@ class AdmissionToken(RunObserver):
 
     @property
     def kept(self) -> str:
-        """What names the token if the task keeps it while it is parked, else empty."""
+        """Text that names the token if the task keeps it while it is parked, else empty."""
         return kept_text(self._token.member.rpartition("/")[2], self._token.uses) if self.confirmed else ""
 
     async def confirm(self, run: Run) -> LimitReason | None:

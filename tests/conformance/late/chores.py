@@ -20,13 +20,15 @@ from perdure.queues.delivery.checkpoint import (
 )
 from perdure.queues.delivery.due_set import wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost, replace_exhausted
-from perdure.queues.delivery.settlement import await_version
+from perdure.queues.delivery.settlement import Counters, await_version, park
 from perdure.queues.derived_tasks import Successor, TaskPast, enqueue_successor, store_copy
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.errors import Unavailable
 from perdure.queues.inspection.timeline import trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.limits.kept import renew_kept
+from perdure.queues.limits.parked import wake_for_limit
 from perdure.queues.transport.scripts import queue_script
 from perdure.queues.waits import forget_ended_waits, opening
 
@@ -169,6 +171,43 @@ async def forgetting_of_waits(scene: Scene) -> Moments:
     await scene.add_entries(second, opening("x", "approval", {}, until=None, early=True))
     yield
     assert await scene.gateway.command("ZSCORE", scene.partition.waiting, "x") is not None
+
+
+@CHORES.case
+async def waking_for_a_limit(scene: Scene) -> Moments:
+    """The worker that released a token has left meanwhile: the task asks once more, and waits again."""
+    gateway = scene.gateway
+    waits: dict[str, Any] = {"delay": 600, "waits": "limit desk", "conditions": [("limit", "desk")]}
+    delivery = await scene.enqueue_and_read()
+    await park(gateway, delivery, "x", Counters(), **waits)
+    scene.hold("wake_for_limit")
+    assert await wake_for_limit(scene.late, scene.partition, "x")
+    yield
+    await scene.promote()
+    yield
+    second = await scene.read()
+    yield
+    await park(gateway, second, "x", Counters(), **waits)
+    await scene.proxy.deliver()  # wakes the task once more
+    await park(gateway, await scene.promote_and_read(), "x", Counters(), **waits)
+    assert await places(gateway, scene.partition, "x") == [DUE]
+
+
+@CHORES.case
+async def noting_kept_tokens(scene: Scene) -> Moments:
+    """The task was promoted since, and parked again with another token: what is noted of that stays."""
+    gateway, partition = scene.gateway, scene.partition
+    delivery = await scene.enqueue_and_read()
+    await park(gateway, delivery, "x", Counters(), delay=600, waits="message", keeps="former []")
+    scene.hold("note_kept")
+    await renew_kept(scene.late, partition, 30.0)
+    await gateway.command("HDEL", partition.record("x"), "keeps")  # as the promotion of a task with limits does
+    await scene.promote()
+    yield
+    await park(gateway, await scene.read(), "x", Counters(), delay=600, waits="message", keeps="latter []")
+    yield
+    assert await gateway.command("HGET", partition.record("x"), "keeps") == b"latter []"
+    assert await gateway.command("ZSCORE", partition.kept, "x") is not None
 
 
 @CHORES.case

@@ -322,7 +322,7 @@ async def test_an_app_holds_a_limit_from_async_and_from_plain_code(app: App) -> 
         assert 50 < await left() <= 500
 
 
-async def test_two_apps_that_differ_are_told_once(app: App) -> None:
+async def test_two_apps_that_differ_are_logged_once(app: App) -> None:
     first = Limit("openai", total=3)
     await LimitStore(app.producer.gateway, app.producer.namespace).publish([first], "other", starts=True)
     app.limit("openai", total=4)
