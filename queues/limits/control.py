@@ -145,7 +145,7 @@ def _count(value: str | None) -> int | None:
 
 
 class LimitControl:
-    """What an operator does with one limit.
+    """Changes of one limit by an operator.
 
     Args:
         by: Who does it; kept with each change.
