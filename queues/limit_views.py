@@ -161,7 +161,7 @@ class LimitStatus:
 
     @property
     def state(self) -> str:
-        """The hold or the breaker that keeps tasks from starting: `held 25 s`, `breaker open 12 s`; empty for neither."""
+        """The hold or the breaker that stops all starts: `held 25 s`, `breaker open 12 s`; empty for neither."""
         if self.held_until is not None:
             return f"held {duration((self.held_until - self.now) / 1000, whole=True)}"
         if self.breaker == "open" and self.open_until is not None:
