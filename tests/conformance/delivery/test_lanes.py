@@ -131,7 +131,7 @@ async def test_a_lane_that_the_server_lost_comes_back_from_a_worker_that_knows_i
 async def test_a_lane_that_only_its_producer_knows_is_found_by_its_tasks(
     gateway: Gateway, namespace: Namespace, producer: Producer, delay: float
 ) -> None:
-    """The server lost the route before a worker had read it; the task was stored by the route that the producer knew."""
+    """The server lost the route before a worker had read it; the producer stored a task all the same."""
     await set_partitions(gateway, namespace, "default", 3)
     await producer.enqueue("t", queue="default", priority="low")
     await gateway.command("HSET", namespace.queues, "default", "3")

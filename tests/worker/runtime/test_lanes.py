@@ -349,7 +349,8 @@ async def test_limited_tasks_of_all_priorities_are_admitted(app: App) -> None:
 
     async with running_worker(app, concurrency=8):
         handles = []
-        for options in ({"priority": "low"}, {"priority": "high"}, {"idle": True}, {}):
+        lanes: list[dict[str, Any]] = [{"priority": "low"}, {"priority": "high"}, {"idle": True}, {}]
+        for options in lanes:
             handles += await calls.options(**options).enqueue_many([{}] * 4)
         for handle in handles:
             await handle.result(timeout=BOUND)
@@ -360,7 +361,8 @@ async def test_limited_tasks_of_all_priorities_are_admitted(app: App) -> None:
 async def test_killed_workers_lose_no_task_of_any_priority(app: App, settings: Settings, tmp_path: Path) -> None:
     """Each worker is killed while it runs tasks of several lanes; the last one finishes them."""
     with worker_processes(settings, tmp_path) as workers:
-        producer, lanes = app.producer, [{"priority": "low"}, {"priority": "high"}, {"idle": True}, {}]
+        producer = app.producer
+        lanes: list[dict[str, Any]] = [{"priority": "low"}, {"priority": "high"}, {"idle": True}, {}]
         handles = []
         for options in lanes:
             arguments = [{"value": number, "steps": 3, "pause": 0.02} for number in range(8)]
@@ -416,7 +418,8 @@ async def test_a_worker_serves_a_new_lane_at_once(app: App, starts: list[str]) -
     """The nudge of the producer reaches one worker, whose next look at the route would come after some seconds."""
     job = job_of(app, starts)
     async with running_worker(app):
-        for number, options in enumerate(({"priority": "high"}, {"priority": "low"}, {"idle": True})):
+        lanes: list[dict[str, Any]] = [{"priority": "high"}, {"priority": "low"}, {"idle": True}]
+        for number, options in enumerate(lanes):
             handle = await job.options(**options).enqueue(str(number))
             await handle.result(timeout=1.5)
 
