@@ -163,14 +163,18 @@ class BatchEnqueuer:
             return answer >= 0
 
         async def find(others: Sequence[Partition]) -> Partition | None:
-            if message.ordered:
-                return await _first_that_takes(store, others)
             found = await self._find(router, [(0, partition, message.id) for partition in others])
             await self._confirm(_by_partition(found, [message]))
             self._known += [(partition, message) for partition in found.values()]
             return found.get(0)
 
-        return await router.place(message.number, store, find if message.own_id or message.ordered else None)
+        async def find_or_keep(others: Sequence[Partition]) -> Partition | None:
+            if message.own_id and (known := await find(others)) is not None:
+                return known
+            return await _first_that_takes(store, [partition for partition in others if router.is_closed(partition)])
+
+        look = find if message.own_id else None
+        return await router.place(message.number, store, find_or_keep if message.ordered else look)
 
     async def find_room(self) -> None:
         """Look for room after a task had none, or wait for a moment. Raises `QueueFull`."""
@@ -222,21 +226,21 @@ class BatchEnqueuer:
         Raises:
             StillRunning: The earlier task has not ended.
         """
-        token = RUNTIME.token(8)
+        token, router = RUNTIME.token(8), self._router.of(message.lane)
 
         async def store(partition: Partition) -> bool:
             return await self._reset(partition, message, token, check)
 
         async def reset(others: Sequence[Partition]) -> Partition | None:
             for partition in others:
-                known = partition.lane == message.lane or await self._gateway.command(
+                known = router.is_closed(partition) or await self._gateway.command(
                     "EXISTS", partition.record(message.id)
                 )  # a task stays in its lane
                 if known and await self._reset(partition, message, token, check):
                     return partition  # the server has lost that it was closed, or it is of another lane
             return None
 
-        return await self._router.of(message.lane).place(message.number, store, reset)
+        return await router.place(message.number, store, reset)
 
     async def _reset(
         self,

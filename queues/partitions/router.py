@@ -129,6 +129,10 @@ class PartitionRouter:
         """Return whether a partition of the queue takes tasks, as far as this producer knows."""
         return partition.index in self._route.last.indexes and partition.index not in self._closed
 
+    def is_closed(self, partition: Partition) -> bool:
+        """Return whether a partition of the lane has refused a task."""
+        return partition.index in self._closed
+
     def closed_partitions(self, number: int) -> Sequence[Partition]:
         """Return the closed partitions of the lane that took tasks of this number before."""
         if not self._closed:

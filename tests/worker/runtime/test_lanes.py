@@ -357,6 +357,32 @@ async def test_limited_tasks_of_all_priorities_are_admitted(app: App) -> None:
     assert most[0] <= 2
 
 
+async def test_ordered_tasks_stay_in_the_lane_of_their_priority(app: App) -> None:
+    session = app.limit("session", running=1, by="name", ordered=True)
+    starts: list[tuple[str, int]] = []
+
+    @app.task(limits=[session])
+    async def turn(ctx: Context, name: str, number: int) -> None:
+        starts.append((name, number))
+
+    for priority in ("high", "low", "normal"):
+        for number in range(3):
+            task_id = f"{priority}-{number}"
+            handle = await turn.options(priority=priority, task_id=task_id).enqueue(priority, number)
+            assert handle.partition.lane == priority
+            many = turn.options(priority=priority, task_id=[task_id])
+            [again] = await many.enqueue_many([{"name": priority, "number": number}])
+            assert (again.existed, again.partition) == (True, handle.partition)
+    async with running_worker(app):
+
+        async def all_started() -> bool:
+            return len(starts) == 9
+
+        await wait_until(all_started, "all turns run")
+    for priority in ("high", "low", "normal"):
+        assert [number for name, number in starts if name == priority] == [0, 1, 2]
+
+
 @pytest.mark.processes
 async def test_killed_workers_lose_no_task_of_any_priority(app: App, settings: Settings, tmp_path: Path) -> None:
     """Each worker is killed while it runs tasks of several lanes; the last one finishes them."""
