@@ -107,9 +107,9 @@ class Consumer:
         self._on_touch = on_touch
         self._joined: dict[Partition, None] = {}
         self._read_from: dict[int, list[Partition]] = {}
+        self._empty: dict[int, int] = {}
         self._set_read_from(partitions)
         self._turns: LaneTurns | None = None
-        self._empty: dict[int, int] = {}
         self.spare = False
         """Whether the last read found no task in any lane but that of idle tasks."""
         self._interrupted = asyncio.Event()
@@ -142,7 +142,7 @@ class Consumer:
         lanes: dict[int, list[Partition]] = {}
         for partition in partitions:
             lanes.setdefault(lane_rank(partition.index), []).append(partition)
-        self._read_from = dict(sorted(lanes.items()))
+        self._read_from, self._empty = dict(sorted(lanes.items())), {}
 
     async def create_groups(self, partitions: Sequence[Partition] | None = None) -> None:
         """Create missing streams and groups, by default in all served partitions.
@@ -222,15 +222,14 @@ class Consumer:
     async def _read_all(self, rank: int, most: int, result: ReadResult) -> bool:
         """Read up to `most` messages of a lane without blocking. Return whether it may have more."""
         end = len(result.deliveries) + most
-        windows = -(-len(self._read_from.get(rank, ())) // most)
-        if not self._had_messages:
-            windows = min(windows, _POLL_READS)
-        for _ in range(windows):
-            before = len(result.deliveries)
-            if before < end and (window := self._next_window(rank, end - before)):
-                await self._read_window(window, end - before, None, result)
-                full = len(result.deliveries) >= end
-                self._empty[rank] = 0 if full else self._empty.get(rank, 0) + len(window)
+        left = len(self._read_from.get(rank, ()))
+        reads = left if self._had_messages else _POLL_READS  # an idle worker costs little
+        while left > 0 and reads > 0 and (room := end - len(result.deliveries)) > 0:
+            window = self._next_window(rank, room)
+            await self._read_window(window, room, None, result)
+            reads, left = reads - 1, left - max(1, len(window))
+            full = len(result.deliveries) >= end
+            self._empty[rank] = 0 if full else self._empty.get(rank, 0) + len(window)
         if len(result.deliveries) < end and self._is_empty(rank):
             self._lane_turns().found_empty(rank)
         return len(result.deliveries) >= end

@@ -64,6 +64,21 @@ async def test_reads_take_the_highest_lane_but_for_the_turns_of_the_others(
     assert len(mixed) <= 40 + 2 * 6
 
 
+async def test_all_partitions_of_a_lane_are_read_before_the_next_lane(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    """More partitions than slots, and few messages in some of them: the first ones fill most of the slots."""
+    await set_partitions(gateway, namespace, "default", 24)
+    await sync_route(gateway, namespace, "default", lanes=["high"])
+    consumer = await consumer_of(gateway, namespace)
+    await producer.enqueue_many("t", [{}] * 200, queue="default")
+    for turn in range(8):
+        keys = [f"{turn}-{number}" for number in range(6)]
+        handles = [await producer.enqueue("t", queue="default", priority="high", key=key) for key in keys]
+        taken = await read(consumer, 7)
+        assert {handle.id for handle in handles} <= set(ids(taken))
+
+
 async def test_idle_messages_are_read_after_all_others_and_no_more_than_are_spare(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
