@@ -424,7 +424,7 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             expected = self.ledger.enqueue_one(delay, task, envelope, args, upload, ended=ended, limit=limit)
             most = [] if limit is None else [limit]
-            self.store("enqueue_one", keys, [task, envelope, args, delay, until, "", *most], expected)
+            self.store("enqueue_one", keys, [task, envelope, args, delay, until, "", "", "", "", *most], expected)
 
     @rule(task=tasks, chunks=few, missing=rarely, late=rarely)
     def reset(self, task: str, chunks: int, missing: bool, late: bool) -> None:
