@@ -218,7 +218,7 @@ OF_LIMITS = re.compile(
 """Keys that the prelude `limits` makes from the tag of the clock, since only definitions say which a script needs."""
 
 OF_LINES = re.compile(r"tag \.\. .+|list|turns|rings|key|(task|line|ring)\.(list|turns|record)")
-"""Keys that the preludes `turns` and `limited` make from the tag of a task's key: only a record says in which it is."""
+"""Keys that the preludes `turns`, `limited` and `depth` make from the tag of a task's key: only a record says in which it is."""
 
 
 def _includes(path: Path, prelude: str) -> bool:
@@ -240,7 +240,7 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
                 continue
             if _includes(path, "limits") and OF_LIMITS.fullmatch(key):
                 continue
-            lines = _includes(path, "turns") or _includes(path, "limited")
+            lines = any(_includes(path, prelude) for prelude in ("turns", "limited", "depth"))
             for value in {key} if lines and OF_LINES.fullmatch(key) else bound.get(key, {key}):
                 if lines and OF_LINES.fullmatch(value):
                     continue
@@ -250,7 +250,7 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_build_no_key_names(path: Path) -> None:
     source = code(path)
-    for prelude in ("streams", "limits", "turns", "limited"):
+    for prelude in ("streams", "limits", "turns", "limited", "depth"):
         if _includes(path, prelude):
             source = source.replace(code(FOLDER / f"queues/lua/{prelude}.lua"), "")
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
