@@ -90,7 +90,7 @@ class Room(Protocol):
         ...
 
     async def next(self, partition: Partition) -> int | None:
-        """Return the number after a script without room; None if there is none, and the wait is over."""
+        """Return the number after a script without room; None if the wait for room is over."""
         ...
 
     async def is_there(self) -> bool:

@@ -50,6 +50,7 @@ NAMES = {
     "Plan",
     "PlanStep",
     "Producer",
+    "QueueFull",
     "Rate",
     "RecordedFailure",
     "ResumeWarning",

@@ -197,7 +197,8 @@ class Slots:
         if task in self._busy:
             self._busy.discard(task)
             self._extra -= self._more.get(task, 0)
-        self._more.pop(task, None)
+        if self._more:
+            self._more.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.opt(exception=error).error("execution failed; the task will be reclaimed after the lease")
         self._announce()

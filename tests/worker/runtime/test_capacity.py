@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -185,6 +187,22 @@ def test_the_setting_is_compared_with_this_process() -> None:
     assert use is not None
     assert use.limit == 10_000 * MIB
     assert 5 * MIB < use.used < 10_000 * MIB
+
+
+ADDRESS_SPACE = """
+import resource
+
+from perdure.worker.runtime.health.capacity import memory_reader
+
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+use = memory_reader(0)()
+print(use.of, use.limit >> 30, 0 < use.share < 1)
+"""
+
+
+def test_the_limit_of_the_address_space_counts() -> None:
+    ran = subprocess.run([sys.executable, "-c", ADDRESS_SPACE], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "RLIMIT_AS 8 True\n"
 
 
 # workers
