@@ -27,11 +27,11 @@ _TOKEN: Final = re.compile(rb'"\d+\.\d+/')
 
 
 async def settle_down(producer: Producer, patience: float) -> bool:
-    """Wait at most so many seconds until nothing is queued, running or scheduled; return whether that happened."""
+    """Wait at most so many seconds until no task is queued, waits or runs; return whether that happened."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         queues = await list_queues(producer.gateway, producer.namespace)
-        if not any(queue.depth + queue.in_flight + queue.due for queue in queues):
+        if not any(queue.depth + queue.in_flight + queue.due + queue.limited for queue in queues):
             return True
         await asyncio.sleep(0.3)
     return False

@@ -175,7 +175,8 @@ class LimitChecks:
         acked = self._acked
         for earlier in self._ordered:
             before = acked.get(earlier.id, self.called[later.id]) < self.called[later.id]
-            if before and tenant_of(earlier.id) == tenant_of(later.id) and earlier.id not in world.replays:
+            same = (tenant_of(earlier.id), earlier.lane) == (tenant_of(later.id), later.lane)
+            if before and same and earlier.id not in world.replays:
                 state = world.checks.state(earlier.id)
                 if state not in _ENDED:
                     world.checks.add("overtaken", f"{later.id} runs, and {earlier.id}, stored before, is {state}")
