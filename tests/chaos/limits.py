@@ -205,9 +205,10 @@ def register_limits(app: App) -> None:
     @logged
     async def houses(ctx: Context, steps: int, pause: float, tenant: str) -> list[str]:
         """Has limited children."""
-        calls = [{"spot": f"{ctx.task_id}/{number}", "pause": pause, "tenant": tenant} for number in range(3)]
+        spots = [f"{ctx.task_id}/{number}" for number in range(3)]
+        calls = [{"spot": spot, "pause": pause, "tenant": tenant} for spot in spots]
         grown = await ctx.gather(lodger, calls, limit=2)
-        return [joined(ctx, call["spot"], found) for call, found in zip(calls, grown, strict=True)]
+        return [joined(ctx, spot, found) for spot, found in zip(spots, grown, strict=True)]
 
 
 async def left_over(producer: Producer) -> list[str]:

@@ -212,14 +212,14 @@ class Checks:
             and item.value._values.get(b"state") not in _ENDED
         }
         sessions = [caller.plan.id for caller in self._world.callers if caller.is_busy]
-        found = [
+        busy = [
             *sorted(live - self._waiting()),
             *(task.id for task in self._world.plan.tasks if task.id not in acked),
             *sessions,
             *left_behind(self._world),
             *self._world.pages.busy,
         ]
-        return [*found, *self.limits.still_left(busy=bool(found))]
+        return [*busy, *self.limits.still_left(busy=bool(busy))]
 
     def _waiting(self) -> set[str]:
         """Return the tasks, and their successors, that wait for a message which the server has lost or never had."""

@@ -159,7 +159,7 @@ def _check_rate(history: History, limit: str, holds: Sequence[_Hold]) -> Iterato
     for charges in parts.values():
         charges.sort(key=lambda charge: charge.until)
         for first in charges:
-            used, seen = 0, []
+            used, seen = 0, list[Line]()
             for charge in charges:
                 if charge.since >= first.since:
                     used, seen = used + charge.cost, [*seen, charge.line]
