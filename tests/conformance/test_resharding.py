@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -435,9 +435,15 @@ class Dies(Gateway):
         self._count()
         return await self._gateway.command(*command, repeatable=repeatable)
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        derived: Callable[[], Iterable[str]] | None = None,
+    ) -> Any:
         self._count()
-        return await self._gateway.run(script, keys, args)
+        return await self._gateway.run(script, keys, args, derived)
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]], *, node_of: str | None = None) -> list[Any]:
         self._count()

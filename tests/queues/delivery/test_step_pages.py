@@ -40,7 +40,7 @@ class Server(Gateway):
     async def command(self, *command: Any, repeatable: bool = True, node_of: str | None = None) -> Any:
         return self.reply(command)
 
-    async def run(self, script: Script, keys: Any, args: Any) -> Any:
+    async def run(self, script: Script, keys: Any, args: Any, derived: Any = None) -> Any:
         fields = [part for name, value in self.records.items() for part in (name.encode(), value)]
         return [b"the server", b"0", fields]
 

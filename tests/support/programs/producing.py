@@ -36,12 +36,12 @@ async def pay(ctx: Context, order: int) -> int:
 run = Gateway.run
 
 
-async def dying(self: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+async def dying(self: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any], derived: Any = None) -> Any:
     """Run a script, and end this process before or after it if that is its time."""
     when, _, name = GIVEN["kill"].partition(" ")
     if script.name == name and when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    answer = await run(self, script, keys, args)
+    answer = await run(self, script, keys, args, derived)
     if script.name == name:
         os.kill(os.getpid(), signal.SIGKILL)
     return answer
