@@ -356,10 +356,10 @@ def _step(life: float) -> int:
 def _virtual(stored: bytes | None, now: int, step: int) -> int:
     """Return the time of the virtual clock, as limits.lua does."""
     try:
-        seen, virtual = map(int, (stored or b"").split())
+        seen, virtual, least, ends = map(int, (stored or b"").split())
     except ValueError:
         return now
-    return virtual + max(0, min(now - seen, step))
+    return virtual + max(0, min(now - seen, least if now < ends else step))
 
 
 def _holder(member: bytes, score: bytes, virtual: int) -> TokenHolder:

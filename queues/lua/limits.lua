@@ -1,10 +1,12 @@
 -- The prelude of scripts on limits. KEYS[1] is the clock of the limits, from whose tag all their keys are made: which ones
 -- a script needs follows from what it reads, and all are in one slot.
 -- NOW, PRECISE: ms of Redis' clock, whole and with a fraction.
--- tick(step): set `virtual`, the time of the virtual clock in ms, by which tokens expire: it goes with Redis' clock, but by at most
---   `step` ms from one script to the next, and never back. So a token whose renewals come each third of its life outlives a
---   time in which Redis was away, and a clock that was set; and since each script moves it on, none outlives many scripts.
---   It is stored as "TIME VIRTUAL". A full server refuses that, and what follows, unless the script has written before.
+-- tick(step): set `virtual`, the time of the virtual clock in ms, by which tokens expire. It goes with Redis' clock, but by at
+--   most `step` ms from one script to the next, half of a token's life, and never back. So a token whose renewals come each
+--   third of its life outlives a time in which Redis was away, and a clock that was set; and since each script moves it on,
+--   none outlives many scripts. The shortest step of the last ten minutes counts, since workers may differ in their leases.
+--   Stored is "TIME VIRTUAL STEP END": the step that counts, and until when. A full server refuses that, and what follows,
+--   unless the script has written before.
 -- keep(key): let a key live for 30 days from now on, longer than anything renews it. It is also a write that a full server
 --   accepts, and then the rest of the script.
 -- find_limit(name): return the fields of its definition, as numbers, with what operators have set in its place ('-': no
@@ -32,11 +34,15 @@ end
 
 local virtual
 local function tick(step)
-  local seen, before = string.match(redis.call('GET', KEYS[1]) or '', '^(%d+) (%d+)$')
-  local passed = NOW - tonumber(seen or NOW - 1000)
-  virtual = tonumber(before or NOW - 1000) + math.max(0, math.min(passed, step))
-  if passed ~= 0 then
-    redis.call('SET', KEYS[1], text(NOW) .. ' ' .. text(virtual), 'PX', KEPT)
+  local seen, before, least, ends = string.match(redis.call('GET', KEYS[1]) or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  local passed, shorter = NOW - tonumber(seen or NOW - 1000), step < tonumber(least or 0)
+  virtual, least, ends = tonumber(before or NOW - 1000), tonumber(least or step), tonumber(ends or 0)
+  if step <= least or NOW >= ends then
+    least, ends = step, NOW + 600000
+  end
+  virtual = virtual + math.max(0, math.min(passed, least))
+  if passed ~= 0 or shorter then
+    redis.call('SET', KEYS[1], table.concat({text(NOW), text(virtual), text(least), text(ends)}, ' '), 'PX', KEPT)
   end
 end
 

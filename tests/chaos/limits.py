@@ -216,7 +216,7 @@ async def left_over(producer: Producer) -> list[str]:
     found: list[str] = []
     keys = await _keys(producer, f"{{{producer.namespace.name}:*")
     (seconds, micros), seen = await producer.gateway.pipeline([("TIME",), ("GET", producer.namespace.limits.clock)])
-    stored, virtual = (float(part) for part in (seen or b"0 0").split())
+    stored, virtual = (float(part) for part in (seen or b"0 0").split()[:2])
     now = virtual + max(0.0, int(seconds) * 1000 + int(micros) // 1000 - stored)
     for key in keys:
         _, _, name = key.partition("}:")

@@ -61,20 +61,26 @@ async def release(
 
 
 async def clock_of(gateway: Gateway, namespace: Namespace) -> tuple[int, int]:
-    seen, virtual = (await gateway.command("GET", namespace.limits.clock)).split()
+    """Return the time of the last script, and the virtual time."""
+    seen, virtual, *_ = (await gateway.command("GET", namespace.limits.clock)).split()
     return int(seen), int(virtual)
+
+
+async def set_clock(gateway: Gateway, namespace: Namespace, *, seen: int = 0, virtual: int = 0) -> None:
+    """Change the clock by milliseconds."""
+    before, time, *rest = (await gateway.command("GET", namespace.limits.clock)).split()
+    changed = b"%d %d %b" % (int(before) + seen, int(time) + virtual, b" ".join(rest))
+    await gateway.command("SET", namespace.limits.clock, changed, "PX", 60_000)
 
 
 async def pass_time(gateway: Gateway, namespace: Namespace, ms: int) -> None:
     """Let the virtual clock move on as if scripts had run all the time."""
-    seen, virtual = await clock_of(gateway, namespace)
-    await gateway.command("SET", namespace.limits.clock, f"{seen} {virtual + ms}", "PX", 60_000)
+    await set_clock(gateway, namespace, virtual=ms)
 
 
 async def be_away(gateway: Gateway, namespace: Namespace, ms: int) -> None:
     """Let the last script have run so long ago; negative: the clock was set back since."""
-    seen, virtual = await clock_of(gateway, namespace)
-    await gateway.command("SET", namespace.limits.clock, f"{seen - ms} {virtual}", "PX", 60_000)
+    await set_clock(gateway, namespace, seen=-ms)
 
 
 async def now_of(gateway: Gateway, namespace: Namespace) -> int:
@@ -216,6 +222,23 @@ async def test_a_dead_token_expires_after_two_steps_of_a_clock_that_stood_still(
         await store.touch()
     assert (await take(store, "b")).granted
     await release(store, "b")
+
+
+async def test_the_shortest_life_of_tokens_bounds_the_steps_of_the_clock(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    """Workers may differ in their leases: the script of one with a long lease must not end the tokens of another."""
+    short, long = LimitStore(gateway, namespace, 10.0), LimitStore(gateway, namespace)
+    await publish(long, Limit("openai", total=1))
+    assert (await take(short, "a")).granted
+    await be_away(gateway, namespace, 60_000)
+    assert (await take(long, "b")).reason == "total"
+    assert await short.renew([("a", [use()])]) == []
+    for _ in range(2):
+        await be_away(gateway, namespace, 60_000)
+        await long.touch()
+    assert (await take(long, "b")).granted
+    await release(long, "b")
 
 
 async def test_a_clock_that_is_set_back_neither_ends_tokens_nor_keeps_them(

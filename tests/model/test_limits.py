@@ -66,6 +66,12 @@ class Model:
     def live(self, place: Place) -> dict[str, int]:
         return {member: expires for member, expires in self.tokens[place].items() if expires > self.now}
 
+    def drop(self, name: str) -> None:
+        """Remove expired tokens, as each first look at a limit in a script does."""
+        for place in self.tokens:
+            if place[0] == name:
+                self.tokens[place] = self.live(place)
+
     def take(self, request: TakeRequest, waits: dict[Place, list[str]]) -> tuple[int, str] | str:
         missing = []
         for number, use in enumerate(request.uses):
@@ -75,6 +81,7 @@ class Model:
             elif expires < self.now + LIFE * 2 / 3:
                 self.tokens[use.name, use.key][request.member] = self.now + LIFE
         for number, use in missing:
+            self.drop(use.name)
             reason, place = self.block(use, charge=request.charge)
             if reason:
                 if place and request.waiter:
@@ -117,6 +124,7 @@ class Model:
             if self.tokens[place].pop(request.member, None) is None:
                 continue
             removed = True
+            self.drop(use.name)
             for each in dict.fromkeys([(use.name, "-"), place]):
                 freed[each] = freed.get(each, 0) + 1
             actual = request.actual.get(use.name)
@@ -201,9 +209,19 @@ class Play:
         await self.repeat(requests)
 
     async def release(self, which: int, kind: int) -> None:
+        """Release what a task holds, mostly, or what it does not."""
         outcome: Any = ("", "ok", "error", "error")[which % 4]
         actual = {"pool": kind} if which % 2 else {}
-        await self.repeat([ReleaseRequest(f"q/0/t{which % 5}/n", USES[kind % len(USES)], outcome, actual)])
+        member, uses = f"q/0/t{which % 5}/n", USES[kind % len(USES)]
+        held = sorted({each for tokens in self.model.tokens.values() for each in tokens})
+        if held and kind:
+            member = held[which % len(held)]
+            uses = [
+                LimitUse(*place, 3 if place == ("pool", KEYS[0]) else 1)
+                for place, tokens in self.model.tokens.items()
+                if member in tokens
+            ]
+        await self.repeat([ReleaseRequest(member, uses, outcome, actual)])
 
     async def renew(self, which: int, kind: int) -> None:
         await self.repeat([(f"q/0/t{(which + more) % 5}/n", USES[kind % len(USES)]) for more in range(2)])
@@ -240,13 +258,17 @@ class Play:
             await self.repeat(self.former[-1 - which % len(self.former)])
 
     async def pass_time(self, which: int, _: int) -> None:
-        seen, virtual = (await self.gateway.command("GET", self.keys.clock)).split()
-        await self.gateway.command("SET", self.keys.clock, f"{int(seen)} {int(virtual) + which * 2_500}")
+        await self.set_clock(0, which * 2_500)
         await self.follow()
 
     async def be_away(self, which: int, _: int) -> None:
-        seen, virtual = (await self.gateway.command("GET", self.keys.clock)).split()
-        await self.gateway.command("SET", self.keys.clock, f"{int(seen) + (which - 5) * 7_000} {int(virtual)}")
+        await self.set_clock((which - 5) * 7_000, 0)
+
+    async def set_clock(self, seen: int, virtual: int) -> None:
+        """Change the time of the last script and the virtual time by milliseconds."""
+        before, time, *rest = (await self.gateway.command("GET", self.keys.clock)).split()
+        changed = b"%d %d %b" % (int(before) + seen, int(time) + virtual, b" ".join(rest))
+        await self.gateway.command("SET", self.keys.clock, changed)
 
     async def let_try(self, which: int, kind: int) -> None:
         if self.model.opened:

@@ -154,8 +154,9 @@ async def test_a_token_that_is_taken_late_expires(scene: Scene) -> None:
     await scene.proxy.deliver()
     assert (await store.take([TakeRequest("b", USES)])).answers[0].reason == "running"
     clock = scene.namespace.limits.clock
-    seen, virtual = map(int, (await scene.gateway.command("GET", clock)).split())
-    await scene.gateway.command("SET", clock, f"{seen} {virtual + 30_000}", "PX", 60_000)
+    seen, virtual, *rest = (await scene.gateway.command("GET", clock)).split()
+    later = b"%b %d %b" % (seen, int(virtual) + 30_000, b" ".join(rest))
+    await scene.gateway.command("SET", clock, later, "PX", 60_000)
     assert (await store.take([TakeRequest("b", USES)])).answers[0].granted
     await store.release([ReleaseRequest("b", USES)])
 
