@@ -186,7 +186,14 @@ class Admission:
         next_looks, full = _next_looks(candidates, answers, lines)
         args: list[Argument] = [len(granted), len(lines), len(rings)]
         for candidate in granted:
-            args += (candidate.task_id, candidate.key_id, candidate.ring, candidate.place, candidate.fence, candidate.nonce)
+            args += (
+                candidate.task_id,
+                candidate.key_id,
+                candidate.ring,
+                candidate.place,
+                candidate.fence,
+                candidate.nonce,
+            )
         for line, next_look in zip(lines, next_looks, strict=True):
             args += (line.key_id, line.ring, line.score, next_look, len(line.gone), *line.gone)
         for ring, score in rings:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ..queues.keys import Namespace
-from ..queues.transport.gateway import Gateway
 from .durable.sync.session import call_in_loop, in_handler_thread
 from .task import TaskOwner
 
@@ -19,11 +17,12 @@ class LimitedApp:
     def __init__(self, app: TaskOwner) -> None:
         self._app = app
 
-    @property
-    def place(self) -> tuple[Gateway, Namespace]:
-        """The connection and the namespace."""
+    async def hold_limit(self, name: str, seconds: float) -> None:
+        """Hold a limit, while the app is open."""
+        from ..queues.limits.store import LimitStore
+
         producer = self._app.producer
-        return producer.gateway, producer.namespace
+        await LimitStore(producer.gateway, producer.namespace).hold(name, seconds)
 
     def run_blocking(self, call: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
         """Run an asynchronous call from synchronous code. instead: what asynchronous code writes."""

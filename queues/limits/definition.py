@@ -11,17 +11,14 @@ import json
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from ..argument_keys import By, KeyProblem, check_by, returned_values
 from ..defaults import MAX_SECONDS
 from ..durations import Duration, to_seconds
 from ..envelope import MAX_COST, MAX_LIMITS, NO_KEY
 from ..errors import InvalidLimitUse
-from ..keys import Namespace, check_name
-
-if TYPE_CHECKING:
-    from ..transport.gateway import Gateway
+from ..keys import check_name
 
 T = TypeVar("T")
 
@@ -113,9 +110,8 @@ class Breaker:
 class LimitOwner(Protocol):
     """Protocol of the app that a limit belongs to."""
 
-    @property
-    def place(self) -> tuple[Gateway, Namespace]:
-        """The open connection, and the namespace."""
+    async def hold_limit(self, name: str, seconds: float) -> None:
+        """Hold a limit, while the app is open."""
         ...
 
     def run_blocking(self, call: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
@@ -234,10 +230,7 @@ class Limit:
         A hold that ends later stays as it is, and tasks that run are not touched.
         """
         until = _seconds(f"the time of a hold of limit {self.name!r}", seconds)
-        gateway, namespace = self._owner("hold").place
-        from .store import LimitStore
-
-        await LimitStore(gateway, namespace).hold(self.name, until)
+        await self._owner("hold").hold_limit(self.name, until)
 
     def hold_sync(self, seconds: Duration) -> None:
         """Hold the limit from synchronous code. See `hold`."""

@@ -251,7 +251,7 @@ class LimitStore:
         """Release tokens. What holds nothing has no effect."""
         if not requests:
             return Released([], [], [])
-        args: list[Argument] = [self._step]
+        args: list[Argument] = []
         for member, uses, outcome, actual in requests:
             args += (member, outcome, len(uses))
             for use in uses:

@@ -10,7 +10,7 @@
 -- keep(key): let a key live for 30 days from now on, longer than anything renews it. It is also a write that a full server
 --   accepts, and then the rest of the script.
 -- find_limit(name): return the fields of its definition, as numbers, with what operators have set in its place ('-': no
---   such number); false if no worker has published it. Read once in a script, which drops a few expired tokens then.
+--   such number); false if no worker has published it. Read once in a script. `numbers` has FIELDS in their order.
 -- holders(name, key): return the key of the set of tokens. That of the limit (key '-') has members "KEY/MEMBER", that of a
 --   key "MEMBER"; both have the same scores.
 -- renew(name, key, member, expires): let a token of the limit's set expire later, never earlier. It is added to the set of
@@ -70,15 +70,24 @@ local found_limits = {}
 local function find_limit(name)
   local found = found_limits[name]
   if found == nil then
-    local defined = redis.call('HMGET', TAG .. 'limit:' .. name, 'digest', 'hold', 'opened', 'probe', unpack(FIELDS))
+    local defined = redis.call('HMGET', TAG .. 'limit:' .. name, 'numbers', 'hold', 'opened', 'probe')
     found = false
-    drop_expired(name, 10)
     if defined[1] then
-      local set = redis.call('HMGET', TAG .. 'control:limit:' .. name, 'hold', unpack(FIELDS))
-      found = {hold = math.max(tonumber(defined[2]) or 0, tonumber(set[1]) or 0), opened = tonumber(defined[3]),
-        probe = defined[4]}
-      for i = 1, #FIELDS do
-        found[FIELDS[i]] = tonumber(set[i + 1] or defined[i + 4] or '')
+      found = {hold = tonumber(defined[2]) or 0, opened = tonumber(defined[3]), probe = defined[4]}
+      local i = 0
+      for number in string.gmatch(defined[1], '%S+') do
+        i = i + 1
+        found[FIELDS[i]] = tonumber(number)
+      end
+      local set = TAG .. 'control:limit:' .. name
+      if redis.call('EXISTS', set) == 1 then
+        set = redis.call('HMGET', set, 'hold', unpack(FIELDS))
+        found.hold = math.max(found.hold, tonumber(set[1]) or 0)
+        for i = 1, #FIELDS do
+          if set[i + 1] then
+            found[FIELDS[i]] = tonumber(set[i + 1])
+          end
+        end
       end
     end
     found_limits[name] = found

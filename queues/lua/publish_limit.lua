@@ -18,13 +18,22 @@ while at <= #ARGV do
   others[#others + 1] = known[1] and known[1] ~= digest and known[2] ~= ARGV[2] and known[2] or ''
   if not known[1] or known[1] ~= digest and later then
     redis.call('HDEL', where, 'rate', 'cost', 'by', 'over', 'ordered', 'while_parked', unpack(FIELDS))
-    redis.call('HSET', where, 'digest', digest, 'app', ARGV[2], 'at', text(started or NOW), unpack(ARGV, at + 3, at + 2 + size))
+    local given, numbers = {}, {}
+    for field = at + 3, at + 2 + size, 2 do
+      given[ARGV[field]] = ARGV[field + 1]
+    end
+    for i = 1, #FIELDS do
+      numbers[i] = given[FIELDS[i]] or '-'
+    end
+    redis.call('HSET', where, 'digest', digest, 'app', ARGV[2], 'at', text(started or NOW), 'numbers',
+      table.concat(numbers, ' '), unpack(ARGV, at + 3, at + 2 + size))
   elseif later then
     redis.call('HSET', where, 'at', text(started))
   end
   local held = tonumber(redis.call('HGET', where, 'hold') or '') or 0
   redis.call('PEXPIRE', where, text(math.max(KEPT, held - NOW)))
   drop_expired(name, 100)
+  keep(holders(name, '-'))
   redis.call('ZADD', TAG .. 'limits', 'GT', text(NOW), name)
   at = at + 3 + size
 end

@@ -1,22 +1,21 @@
 -- include: limits
 -- Release tokens of limits, correct what they have cost, and let breakers count how their tasks have ended.
 -- KEYS  clock of the limits (see limits.lua)
--- ARGV  largest step of the virtual clock in ms, then of each request: member, 'ok', 'error' or '' (nothing is counted),
---       number of uses, and of each use: limit, key ('-' for none), cost that was reserved, actual cost ('' for the same)
+-- ARGV  of each request: member, 'ok', 'error' or '' (nothing is counted), number of uses, and of each use: limit, key ('-'
+--       for none), cost that was reserved, actual cost ('' for the same)
 -- returns  {waiters that may look now, positions (from 0) of requests whose member held nothing, changes of breakers: flat
 --          limit, 'open' or 'closed', ms until which it is open, calls and errors that were counted}
 -- Atomic: a token is removed, its cost is corrected and its outcome is counted, all or none. Idempotent: only what is
 -- removed has an effect. So bytes that arrive twice or late, the release of a run that had lost its token, and one that
 -- follows an expiry by an operator's release do nothing. If the caller dies before, the token expires; if it dies after, or
--- the reply is lost, the hints are lost: who waits looks again by itself. It is done on a full server as well.
+-- the reply is lost, the hints are lost: who waits looks again by itself. A full server accepts it, since
+-- it removes before it writes.
 -- As many waiters are popped as places are free now, the first of the key and the first of the limit. A waiter that starts
 -- with 'memory/' is published on the channel of the limit's waiters in place of being returned.
 -- A correction is not larger than the burst in effect, for what is due is never further away than that (see
 -- take_limits.lua), and what was paid for is not paid back twice.
 -- The window of a breaker is counted in two halves, `slot` is the number of the later one: c1 calls and e1 errors, and before
 -- it c0 and e0. While it is open, only the outcome of the probe counts.
-keep(KEYS[1])
-tick(tonumber(ARGV[1]))
 local hints, gone, changes = {}, {}, {}
 local freed, places, counts = {}, {}, {}
 
@@ -26,6 +25,15 @@ local function free(place, channel, more)
     places[#places + 1] = place
   end
   freed[place][1] = freed[place][1] + more
+end
+
+local breaking = {}
+local function may_break(name)
+  if breaking[name] == nil then
+    breaking[name] = redis.call('HEXISTS', TAG .. 'limit:' .. name, 'errors') == 1
+      or redis.call('EXISTS', TAG .. 'control:limit:' .. name) == 1
+  end
+  return breaking[name]
 end
 
 local function correct(name, key, limit, reserved, actual)
@@ -92,7 +100,7 @@ local function count_outcome(name, entry, limit, outcome)
   end
 end
 
-local at, position = 2, 0
+local at, position = 1, 0
 while at <= #ARGV do
   local member, outcome, uses = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   at = at + 3
@@ -107,7 +115,7 @@ while at <= #ARGV do
         redis.call('ZREM', holders(name, key), member)
         free(waiters(name, key), name, 1)
       end
-      local limit = find_limit(name)
+      local limit = (actual or may_break(name)) and find_limit(name)
       if limit and actual then
         correct(name, key, limit, tonumber(ARGV[first + 2]), actual)
       end

@@ -7,8 +7,8 @@
 -- returns  {answers, half-open breakers}. Each answer: 1: taken; 2: the member has held all of them; else {position of the
 --          use (from 0), reason, ms after which to look again}, and nothing of the request is taken or charged.
 --          Reasons: running, total, rate, cost, hold, open, unknown
--- Atomic: within one request all or none, and no two requests count the same free place. A token is counted while its
--- score is later than the virtual clock, whether or not anything removed it.
+-- Atomic: within one request all or none, and no two requests count the same free place. A set that seems full is counted
+-- again without what has expired, so no place is given away while the token that had it is still there.
 -- Idempotent by member: what a member holds already is renewed, and neither counted nor charged again, so a reply that was
 -- lost, a mover that confirms, and a message that is delivered again find their token. If the caller dies, the token
 -- expires. Bytes that arrive after the release take a token that no worker renews: it expires as well, and until then
@@ -25,11 +25,29 @@ tick(tonumber(ARGV[1]))
 local life = tonumber(ARGV[2])
 local expires, fresh = text(virtual + life), virtual + life * 2 / 3
 local answers, probes, waits, places = {}, {}, {}, {}
-local counted, buckets, full = {}, {}, {}
+local counted, purged, buckets, full = {}, {}, {}, {}
 
-local function count(where)
-  counted[where] = counted[where] or redis.call('ZCOUNT', where, '(' .. text(virtual), '+inf')
-  return counted[where]
+-- Return whether a set has as many tokens as it may. What has expired is removed before it is full.
+local function is_full(name, key, most)
+  local where = holders(name, key)
+  counted[where] = counted[where] or redis.call('ZCARD', where)
+  if counted[where] >= most and not purged[where] then
+    purged[where] = true
+    drop_expired(name, 100)
+    redis.call('ZREMRANGEBYSCORE', where, '-inf', text(virtual))
+    counted = {[where] = redis.call('ZCARD', where)}
+  end
+  return counted[where] >= most
+end
+
+local function add(where, member)
+  redis.call('ZADD', where, expires, member)
+  if counted[where] ~= nil then
+    counted[where] = counted[where] + 1
+  end
+  if (counted[where] or 1) == 1 or NOW % 64 == 0 then
+    keep(where)
+  end
 end
 
 local function get_bucket(kind, name, key, interval, burst)
@@ -41,7 +59,6 @@ end
 -- Return ms until the first token of a full set expires; read once.
 local function wait_for(name, where)
   if not full[where] then
-    drop_expired(name, 100)
     local first = redis.call('ZRANGEBYSCORE', where, '(' .. text(virtual), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     full[where] = first[2] and first[2] - virtual or 1
   end
@@ -67,9 +84,9 @@ local function blocked(name, key, cost, charged)
     end
   end
   local all, own = holders(name, '-'), holders(name, key)
-  if limit.running and key ~= '-' and count(own) >= limit.running then
+  if limit.running and key ~= '-' and is_full(name, key, limit.running) then
     return 'running', wait_for(name, own), waiters(name, key)
-  elseif limit.total and count(all) >= limit.total then
+  elseif limit.total and is_full(name, '-', limit.total) then
     return 'total', wait_for(name, all), waiters(name, '-')
   elseif not charged then
     return nil
@@ -93,17 +110,9 @@ end
 local function take(name, key, cost, label, member, charged)
   local limit, all, own = find_limit(name), holders(name, '-'), holders(name, key)
   local entry = key .. '/' .. member
-  redis.call('ZADD', all, expires, entry)
-  keep(all)
-  if counted[all] then
-    counted[all] = counted[all] + 1
-  end
+  add(all, entry)
   if key ~= '-' then
-    redis.call('ZADD', own, expires, member)
-    keep(own)
-    if counted[own] then
-      counted[own] = counted[own] + 1
-    end
+    add(own, member)
   end
   if charged and limit.interval and limit.burst then
     local rate = get_bucket('rate', name, key, limit.interval, limit.burst)

@@ -67,7 +67,7 @@ class Model:
         return {member: expires for member, expires in self.tokens[place].items() if expires > self.now}
 
     def drop(self, name: str) -> None:
-        """Remove expired tokens, as each first look at a limit in a script does."""
+        """Remove expired tokens, as a script does where a set seems full."""
         for place in self.tokens:
             if place[0] == name:
                 self.tokens[place] = self.live(place)
@@ -81,7 +81,6 @@ class Model:
             elif expires < self.now + LIFE * 2 / 3:
                 self.tokens[use.name, use.key][request.member] = self.now + LIFE
         for number, use in missing:
-            self.drop(use.name)
             reason, place = self.block(use, charge=request.charge)
             if reason:
                 if place and request.waiter:
@@ -102,15 +101,21 @@ class Model:
             probing = self.probe is not None and self.probe[1] in self.live(("pool", self.probe[0]))
             if not self.tries or probing:
                 return "open", (use.name, "-")
-        if len(self.live((use.name, use.key))) >= RUNNING.get(use.name, 99):
+        if self.is_full([(use.name, use.key)], RUNNING.get(use.name, 99)):
             return "running", (use.name, use.key)
-        if sum(len(self.live(place)) for place in self.tokens if place[0] == use.name) >= TOTAL[use.name]:
+        if self.is_full([place for place in self.tokens if place[0] == use.name], TOTAL[use.name]):
             return "total", (use.name, "-")
         if charge and use.name == "serial" and self.started >= 6:
             return "rate", None
         if charge and use.name == "pool" and self.paid[use.name, use.key] + min(use.cost, 10) > 10:
             return "cost", None
         return "", None
+
+    def is_full(self, places: Sequence[Place], most: int) -> bool:
+        if sum(len(self.tokens[place]) for place in places) < most:
+            return False
+        self.drop(places[0][0])
+        return sum(len(self.tokens[place]) for place in places) >= most
 
     def leave(self, waits: dict[Place, list[str]]) -> None:
         for place, listed in waits.items():
@@ -124,7 +129,6 @@ class Model:
             if self.tokens[place].pop(request.member, None) is None:
                 continue
             removed = True
-            self.drop(use.name)
             for each in dict.fromkeys([(use.name, "-"), place]):
                 freed[each] = freed.get(each, 0) + 1
             actual = request.actual.get(use.name)
