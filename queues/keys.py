@@ -414,7 +414,7 @@ class SessionPartition:
 
 
 class Gate(NamedTuple):
-    """Where a task waits for its limits.
+    """Place where a task waits for its limits.
 
     key_id: the waiting list: the keys of its limits in the order of their names, `-NAME` for a limit without keys; with an
         ordered limit, `o` and that limit's key alone.

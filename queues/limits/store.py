@@ -159,8 +159,8 @@ class Released(NamedTuple):
     changes: list[BreakerChange]
 
 
-class TokenHolder(NamedTuple):
-    """TokenHolder of a token. left: seconds until it expires, by the virtual clock."""
+class LimitHolder(NamedTuple):
+    """LimitHolder of a token. left: seconds until it expires, by the virtual clock."""
 
     member: str
     key: str
@@ -183,7 +183,7 @@ class LimitView(NamedTuple):
     defined: Mapping[str, str]
     overrides: Mapping[str, str]
     now: int
-    holders: Sequence[TokenHolder]
+    holders: Sequence[LimitHolder]
     held: int
     waiters: Sequence[str]
     waiting: int
@@ -362,9 +362,9 @@ def _virtual(stored: bytes | None, now: int, step: int) -> int:
     return virtual + max(0, min(now - seen, least if now < ends else step))
 
 
-def _holder(member: bytes, score: bytes, virtual: int) -> TokenHolder:
+def _holder(member: bytes, score: bytes, virtual: int) -> LimitHolder:
     key, _, name = member.decode("utf-8", "replace").partition("/")
-    return TokenHolder(name, key, (float(score) - virtual) / 1000)
+    return LimitHolder(name, key, (float(score) - virtual) / 1000)
 
 
 def _texts(flat: Any) -> dict[str, str]:
