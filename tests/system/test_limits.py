@@ -79,7 +79,7 @@ def overlaps(processes: WorkerProcesses) -> list[tuple[str, ...]]:
 async def test_a_killed_worker_leaves_its_token_to_the_next_run_of_the_task(
     producer: Producer, processes: WorkerProcesses
 ) -> None:
-    """The other task waits meanwhile: the token is that of the message, whoever runs it."""
+    """The other task waits meanwhile: the token is that of the message, whichever worker runs it."""
     first_worker = await processes.start().ready()
     first = await enqueue(producer, "work", "first")
     await processes.line("begin", "first")

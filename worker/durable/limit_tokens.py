@@ -101,7 +101,7 @@ class LimitCalls:
     @property
     def busy(self) -> bool:
         """Whether tokens are being released, so that tasks which waited for them may be queued soon."""
-        return self._releasing is not None
+        return self._releasing is not None or bool(self._calls)
 
     def _store(self) -> LimitStore:
         return LimitStore(self._gateway, self._namespace, self._lease())

@@ -35,7 +35,7 @@ from ...queues.wording import counted
 from ..durable.attempt_end import checkpoint_changes
 from ..durable.ended_task import cleanup_message
 from ..durable.run import Run
-from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason
+from ..durable.stop_reasons import STOP_RULES, LimitReason, ParkReason, StopReason
 from ..errors import InvalidArguments, UnknownTask
 from ..log import FirstOfEach, log_wait, logger
 from ..on_demand import kept_token
@@ -127,6 +127,8 @@ class Settler:
                     "steps": run.history.records + run.steps_recorded,
                 }
                 event = STOP_RULES[outcome.stop].event or "handed_off"
+                if isinstance(run.stop_detail, LimitReason):
+                    data = {"limit": run.stop_detail.limit}
                 return partial(release, gateway, delivery, task_id, data=data, event=event, entries=last)
             case Quarantined():
                 return partial(quarantine, gateway, delivery, task_id)

@@ -297,7 +297,7 @@ async def test_a_run_whose_token_another_task_has_waits_and_resumes_at_its_step(
         await is_free(app, "one")
     record = await handle.record()
     assert (record.attempts, record.crashes) == (1, 0)
-    assert "limit_lost" in [event.type for event in await history(handle)]
+    assert ("limit_lost", "one") in [(event.type, event.data.get("limit")) for event in await history(handle)]
     assert "d:before" in await recorded_steps(app, handle)
 
 

@@ -327,6 +327,18 @@ class HandedOff(Event):
     summary: str = ""
 
 
+@built_in
+class LimitLost(Event):
+    """End of a run whose token of a limit was gone, and which found no room for another one.
+
+    Attributes:
+        limit: Name of the limit.
+    """
+
+    type: Literal["limit_lost"] = "limit_lost"
+    limit: str = ""
+
+
 class _Failure(Event):
     error: str = ""
     message: str = ""
