@@ -128,7 +128,7 @@ def check_settings(
     stored = {**defined, **overrides, **found}
     stored = {field: value or defined.get(field, "") for field, value in stored.items()}
     total, running = _count(stored.get("total")), _count(stored.get("running"))
-    if total is not None and running is not None and running > total:
+    if total and running is not None and running > total:  # a total of 0 lets nothing start
         raise ValueError(f"running of limit {name!r} must be at most total, got {running} of {total}")
     for interval, burst, setting in (("interval", "burst", "rate"), ("cost_interval", "cost_burst", "cost")):
         if found.get(burst, "") not in ("", _ABSENT) and stored.get(interval, "") in ("", _ABSENT):

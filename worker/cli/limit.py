@@ -46,7 +46,7 @@ def _read_length(text: str | float) -> float:
 Name = Annotated[str, typer.Argument(metavar="NAME", parser=_read_name, help="Name of the limit.", show_default=False)]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the change.", show_default=False)]
 
-_WOKEN: Final = 1_000
+_WOKEN: Final = 100
 """Waiting keys that a command looks at after a change, which may have made room for them."""
 
 
