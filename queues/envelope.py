@@ -230,7 +230,7 @@ class Envelope(BaseModel):
         return orjson.dumps(fields)
 
     def _further(self) -> dict[str, Any]:
-        """Return the fields of a unique or limited task, of one with a lane, of a child, and of the callback of a group."""
+        """Return the fields of a unique or limited task, of a lane, of a child, and of the callback of a group."""
         fields: dict[str, Any] = {
             "unique": self.unique,
             "parent": self.parent,
