@@ -37,8 +37,8 @@ _PATIENCE: Final = 10.0
 _LOOK: Final = 1.0
 """Seconds between two looks at the memory."""
 
-_FORGET: Final = 0.5
-"""Share of the former lag that counts after each measurement."""
+_NEWEST: Final = 0.5
+"""Share of the last measurement in the lag; the others have the rest, so that one pause is no reason to read less."""
 
 _UNLIMITED: Final = 1 << 60
 """Version 1 of control groups has a huge limit in place of none."""
@@ -80,7 +80,7 @@ class Capacity:
         self._short = False
         self._failed = False
         self.lag = 0.0
-        """Lag of the event loop in seconds: the last one, or what is left of the one before."""
+        """Lag of the event loop in seconds: a mean in which the last measurement counts half."""
         self.memory: MemoryUse | None = None
         """Use of the memory at the last look, None without a limit."""
 
@@ -101,7 +101,7 @@ class Capacity:
 
     def observe(self, lag: float) -> None:
         """Note a measurement of the loop's lag in seconds, look at the memory now and then, and limit the slots."""
-        self.lag = max(lag, self.lag * _FORGET)
+        self.lag += (lag - self.lag) * _NEWEST
         if self.lag < 0.001:
             self.lag = 0.0
         now = RUNTIME.monotonic()
