@@ -1,9 +1,9 @@
 """`python -m benchmarks.limits`: what limits cost, how soon a released token starts the next task, and who has a turn.
 
-Four scenes. Fairness: one tenant has many tasks waiting, nine have ten each, and all share a limit by tenant. Cost: the
-rate of no-op tasks with one keyed limit that never blocks, beside the same without one, in turns; and of tasks without a
-limit in an app that declares some. Release: a worker in another process runs tasks of a limit of one, one after the other;
-the latency is from the end of a handler to the first line of the next one.
+Fairness: one tenant has many tasks waiting, nine have ten each, and all share a limit by tenant. Cost: the rate of
+no-op tasks with one keyed limit that never blocks, beside the same without one, in turns; and of tasks without a limit
+in an app that declares one. Release: two workers run tasks of a limit of one, one after the other; the latency is from
+the end of a handler to the first line of the next one.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ async def costs(deployment: Deployment, count: int, rounds: int) -> dict[str, li
 
 
 async def releases(deployment: Deployment, count: int) -> list[float]:
-    """Return the milliseconds from the end of each handler to the first line of the next one, in either of two workers."""
+    """Return the milliseconds from the end of each handler to the first line of the next one, in one of two workers."""
     spans: list[tuple[float, float]] = []
 
     async def listen(child: Child) -> None:
@@ -167,9 +167,9 @@ def main(
             print(f"release to next start, limit of 1, two workers: p50 {late[49]:.1f} ms, p99 {late[98]:.1f} ms")
             fair = run(turns(deployment.within("turns"), waiting))
             print(
-                f"one tenant with {waiting:,} waiting, {_TENANTS} with {_TASKS_OF_EACH}: the {_TENANTS} had all started after "
-                f"{fair.seconds:.2f} s and {fair.large:,} tasks of the large one; {fair.rate:,.0f} tasks/s, enqueued at "
-                f"{fair.enqueued:,.0f} tasks/s"
+                f"one tenant with {waiting:,} waiting, {_TENANTS} with {_TASKS_OF_EACH}: the {_TENANTS} had all started "
+                f"after {fair.seconds:.2f} s and {fair.large:,} tasks of the large one; {fair.rate:,.0f} tasks/s, "
+                f"enqueued at {fair.enqueued:,.0f} tasks/s"
             )
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
         print(f"could not measure: {error}", file=sys.stderr)

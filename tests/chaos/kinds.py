@@ -15,8 +15,8 @@ PATIENT: Final = 50
 class Kind:
     """weight: relative frequency; 0 for children, which only handlers spawn. attempts, crashes: limits of its retry
     policy. deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: its queue.
-    waits: whether it waits, or has children. streams: whether it emits. limits: whether it holds tokens of limits, for a
-    tenant. dropped: whether it is cancelled for want of one. cancelled: part of its tasks that the producer cancels.
+    waits: whether it waits, or has children. streams: whether it emits. limits: whether it holds tokens of limits, for
+    a tenant. dropped: whether it is cancelled for want of one. cancelled: part of its tasks that the producer cancels.
     """
 
     weight: int

@@ -223,8 +223,8 @@ async def left_over(producer: Producer) -> list[str]:
         if name.partition(":")[0] in ("limited", "turns", "rings", "kept"):
             found.append(key)
         elif name.startswith("holders:"):
-            for member in await producer.gateway.command("ZRANGEBYSCORE", key, f"({now:.0f}", "+inf"):
-                found.append(f"{name} {member.decode()}")
+            members = await producer.gateway.command("ZRANGEBYSCORE", key, f"({now:.0f}", "+inf")
+            found += [f"{name} {member.decode()}" for member in members]
     return found
 
 

@@ -130,7 +130,7 @@ def test_a_message_that_a_fault_delayed_was_charged_before() -> None:
 
 
 def test_starts_before_and_after_the_clock_was_set_back_are_not_compared() -> None:
-    late = [event for event in paced(1.0, 1.0, 1.0, 1.0)]
+    late = paced(1.0, 1.0, 1.0, 1.0)
     again = [event for number in range(2) for event in task(f"q{number}", "paced", "pace", 1.1, 1.12, entry=1.09)]
     assert rules(*late, *again) == {"above the rate"}
     back = fault("clock", 1.05, 1.06, seconds=-5)
@@ -156,14 +156,13 @@ def test_a_task_that_starts_before_the_last_attempt_of_an_earlier_one_is_found()
 def keeps(name: str, *spans: tuple[float, float]) -> list[Event]:
     found: list[Event] = []
     for number, (since, until) in enumerate(spans):
-        for event in task(name, "keeps", "seat", since, until, key=TENANT):
-            renamed = {**event[3]}
-            if "run" in renamed:
-                renamed["run"] = f"{renamed['run']}-{number}"
-            if event[2] == "returned" and number < len(spans) - 1:
-                event = (event[0], event[1], "left", {})
-                renamed = {"task": name, "run": renamed["run"], "error": "RunStopped", "text": ""}
-            found.append((event[0], event[1], event[2], renamed))
+        for at, pid, what, data in task(name, "keeps", "seat", since, until, key=TENANT):
+            renamed = {**data, "run": f"{data['run']}-{number}"} if "run" in data else data
+            if what == "returned" and number < len(spans) - 1:
+                stopped = {"task": name, "run": renamed["run"], "error": "RunStopped", "text": ""}
+                found.append((at, pid, "left", stopped))
+            else:
+                found.append((at, pid, what, renamed))
     return found
 
 

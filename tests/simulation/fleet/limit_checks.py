@@ -142,7 +142,7 @@ class LimitChecks:
             self._resting.pop(entry.task, None)
 
     def _check_overlap(self, hold: _Hold) -> None:
-        """Check how many run at once, if none of them is in a process that may not have noticed that it lost a token."""
+        """Check how many run at once, unless one of them is in a process that may have lost its token unnoticed."""
         bound = BOUNDS[hold.name]
         beside = [each for each in self._active if each.name == hold.name]
         same = [each for each in beside if each.key == hold.key]

@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from perdure.worker.durable import limit_tokens
+from perdure.worker.durable.limit_tokens import AdmissionToken, LimitCalls
 
 from ..plan import Fault, Plan, TaskPlan
-from ..sensitivity.defects import replacement
 from ..world import World
 from .limits import LIMITED
 
 _KEPT: list[World] = []
 
 
-def kinds(plan: Plan, *changes: tuple[str, str]) -> set[str]:
-    """Play a plan, with changed scripts; return the kinds of violations."""
+def kinds(plan: Plan) -> set[str]:
+    """Play a plan; return the kinds of violations."""
     world = World(plan)
-    world.server.alter = replacement(*changes)
     _KEPT.append(world)
     return {violation.kind for violation in world.play().violations}
 
@@ -38,3 +40,23 @@ def test_no_guarantee_is_violated(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted({*LIMITED}))
 def test_no_guarantee_is_violated_after_a_kill(kind: str) -> None:
     assert kinds(plan_of(kind, Fault(0.9, "kill", 0, 0.5), Fault(1.3, "kill", 1, 0.5))) == set()
+
+
+def test_a_task_that_starts_without_a_token_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some tasks were stored without their limits, so their messages have no tokens."""
+
+    async def confirm(token: AdmissionToken, *_: Any) -> None:
+        token.confirmed = True
+
+    monkeypatch.setattr(AdmissionToken, "confirm", confirm)
+    assert "overlap" in kinds(plan_of("pooled"))
+
+
+def test_a_token_that_no_run_releases_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitCalls, "release", lambda *_: None)
+    assert "not released" in kinds(plan_of("pooled", count=2))
+
+
+def test_a_token_that_a_parked_task_does_not_keep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit_tokens, "KEPT", "x")
+    assert "token not kept" in kinds(plan_of("keeps"))

@@ -66,11 +66,13 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "tokens expire when the clock is set": (("math.min(passed, step)", "passed"),),
     "a token is not released": (("if redis.call('ZREM', holders(name, '-'), entry) == 1 then", "if false then"),),
     "a release leaves the token of the key": (("redis.call('ZREM', holders(name, key), member)", ""),),
+    "a task that wakes goes to the end of its ordered list": (("== 'o' and place or 0}", "== 'o' and 0 or 0}"),),
+    "an admitted task leaves its ordered list": (("if string.sub(task.key_id, 1, 1) ~= 'o' then", "if true then"),),
     "tokens are not renewed": (
         ("redis.call('ZADD', holders(name, '-'), 'XX', 'GT'", "redis.call('ZCARD', holders(name, '-')) -- "),
     ),
 }
-"""Defects, each as parts of scripts and what they are instead: of earlier versions, of waits, joins, streams, limits."""
+"""Defects, each as parts of scripts and what they are instead: of earlier versions, and of newer scripts."""
 
 
 def replacement(*parts: tuple[str, str]) -> Callable[[bytes], bytes]:

@@ -121,6 +121,8 @@ RUNS = {
     ),
     "a token is not released": (Plan(1, 2, 1.0, tasks_of("pooled", 3), ()), "not released"),
     "a release leaves the token of the key": (Plan(1, 2, 1.0, tasks_of("rents", 3), ()), "not released"),
+    "a task that wakes goes to the end of its ordered list": (Plan(1, 2, 1.0, tasks_of("halts", 5), ()), "overtaken"),
+    "an admitted task leaves its ordered list": (Plan(1, 2, 1.0, tasks_of("halts", 5), ()), "overtaken"),
     # Two blocks last longer than a lease.
     "tokens are not renewed": (
         Plan(1, 2, 1.0, tuple(replace(task, pause=0.7) for task in tasks_of("borrows", 3)), ()),

@@ -1,8 +1,8 @@
-"""Rules of limits: no more run at once than a limit allows, nor start faster, nor before their turn, and nothing is left.
+"""Rules of limits: no more run at once than a limit allows, nor start faster, nor before their turn; nothing is left.
 
-The times of the journal are those of one clock, so what runs at once is known. A process that a fault has hit may run on
-until it notices that its token has lapsed. Rates are compared with Redis' clock: a start was charged between the entry of
-its message and its first line, or up to some time before, if a fault may have delayed the message.
+The times of the journal are those of one clock, so what runs at once is known. A process that a fault has hit may run
+on until it notices that its token has lapsed. Rates are compared with Redis' clock: a start was charged between the
+entry of its message and its first line, or up to some time before, if a fault may have delayed the message.
 """
 
 from __future__ import annotations
