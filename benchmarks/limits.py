@@ -167,7 +167,7 @@ def main(
             print(f"release to next start, limit of 1, two workers: p50 {late[49]:.1f} ms, p99 {late[98]:.1f} ms")
             fair = run(turns(deployment.within("turns"), waiting))
             print(
-                f"one tenant with {waiting:,} waiting, {_TENANTS} with {_TASKS_OF_EACH}: the {_TENANTS} had all started "
+                f"one tenant with {waiting:,} waiting, {_TENANTS} with {_TASKS_OF_EACH}: these had all started "
                 f"after {fair.seconds:.2f} s and {fair.large:,} tasks of the large one; {fair.rate:,.0f} tasks/s, "
                 f"enqueued at {fair.enqueued:,.0f} tasks/s"
             )
