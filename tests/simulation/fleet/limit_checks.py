@@ -29,7 +29,7 @@ _SLOT: Final = b"{sim:~limits:0}:"
 _LISTS: Final = re.compile(rb"\{sim:sim:\d+\}:(?:limited|turns):.*|\{sim:sim:\d+\}:(?:rings|kept)")
 _ENDED: Final = frozenset({"succeeded", "dead", "cancelled", None})
 _UNSTORED: Final = 200.0
-"""Milliseconds by which the time of the limits goes on before a script stores it."""
+"""Milliseconds by which the time of the limits moves before a script stores it."""
 
 _ROUNDED: Final = 2.0
 """Milliseconds by which times may be rounded."""
@@ -108,7 +108,7 @@ class LimitChecks:
         return [] if item is None else [(member.decode(), float(item.value.get(member))) for member in item.value]
 
     def _virtual(self, most: float) -> float:
-        """Return the time of the limits in ms. most: by how much it has gone on since it was stored."""
+        """Return the time of the limits in ms. most: by how much it has moved since it was stored."""
         item = self._items.get(_SLOT + b"clock")
         if item is None:
             return 0.0
