@@ -159,8 +159,8 @@ class Released(NamedTuple):
     changes: list[BreakerChange]
 
 
-class LimitHolder(NamedTuple):
-    """LimitHolder of a token. left: seconds until it expires, by the virtual clock."""
+class TakenToken(NamedTuple):
+    """TakenToken of a token. left: seconds until it expires, by the virtual clock."""
 
     member: str
     key: str
@@ -183,7 +183,7 @@ class LimitView(NamedTuple):
     defined: Mapping[str, str]
     overrides: Mapping[str, str]
     now: int
-    holders: Sequence[LimitHolder]
+    holders: Sequence[TakenToken]
     held: int
     waiters: Sequence[str]
     waiting: int
@@ -362,9 +362,9 @@ def _virtual(stored: bytes | None, now: int, step: int) -> int:
     return virtual + max(0, min(now - seen, least if now < ends else step))
 
 
-def _holder(member: bytes, score: bytes, virtual: int) -> LimitHolder:
+def _holder(member: bytes, score: bytes, virtual: int) -> TakenToken:
     key, _, name = member.decode("utf-8", "replace").partition("/")
-    return LimitHolder(name, key, (float(score) - virtual) / 1000)
+    return TakenToken(name, key, (float(score) - virtual) / 1000)
 
 
 def _texts(flat: Any) -> dict[str, str]:

@@ -79,9 +79,9 @@ local function find_limit(name)
         i = i + 1
         found[FIELDS[i]] = tonumber(number)
       end
-      local set = TAG .. 'control:limit:' .. name
-      if redis.call('EXISTS', set) == 1 then
-        set = redis.call('HMGET', set, 'hold', unpack(FIELDS))
+      local where = TAG .. 'control:limit:' .. name
+      if redis.call('EXISTS', where) == 1 then
+        local set = redis.call('HMGET', where, 'hold', unpack(FIELDS))
         found.hold = math.max(found.hold, tonumber(set[1]) or 0)
         for i = 1, #FIELDS do
           if set[i + 1] then
