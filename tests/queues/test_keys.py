@@ -218,7 +218,7 @@ OF_LIMITS = re.compile(
 """Keys that the prelude `limits` makes from the tag of the clock, since only definitions say which a script needs."""
 
 OF_LINES = re.compile(r"tag \.\. .+|list|turns|rings|key|(task|line|ring)\.(list|turns|record)")
-"""Keys that the preludes `turns`, `limited` and `depth` make from the tag of a key: only records say which there are."""
+"""Keys that the preludes `turns`, `limited` and `depth` make from the tag of a key: records say which."""
 
 
 def _includes(path: Path, prelude: str) -> bool:
