@@ -90,7 +90,7 @@ class _Queues(Collector):
             yield gauge
         lanes = [(stats.queue, lane, found) for stats in queues for lane, found in stats.lanes.items()]
         several = {queue for queue, lane, _ in lanes if lane != NORMAL}
-        for name, help_text, value_of in _LANE_GAUGES if several else ():
+        for name, help_text, value_of in _LANE_GAUGES:
             gauge = GaugeMetricFamily(name, help_text, labels=(*_LABELS, "lane"))
             for queue, lane, found in lanes:
                 if queue in several and (value := value_of(found)) is not None:
