@@ -202,9 +202,11 @@ PLACEHOLDERS = {
     "agent": "AGENT",
     "group": "GROUP",
     "key": "KEY",
+    "key_id": "KEYID",
+    "ring": "RING",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
-NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique", "limits"}
+NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique", "limits", "lane"}
 NO_KEYS_OF_LIMITS: Final = {"namespace", "place", "of_uses"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
