@@ -44,7 +44,7 @@ _ABSENT: Final = ("", "-")
 BreakerState = Literal["closed", "open", "half-open"]
 
 
-class LimitHolder(NamedTuple):
+class HoldingTask(NamedTuple):
     """Task that holds a limit.
 
     key: text of its key; the digest if that is not known, empty where the limit has no keys. seconds: until its token
@@ -196,7 +196,7 @@ class LimitDetails(NamedTuple):
     """
 
     status: LimitStatus
-    holders: Sequence[LimitHolder]
+    holders: Sequence[HoldingTask]
     waiting: Sequence[WaitingKey]
     queues: Mapping[str, int]
     notes: Sequence[LimitNote]
@@ -319,12 +319,12 @@ def _shown_rate(fields: Mapping[str, str], interval_name: str, burst_name: str) 
     return f"1 each {duration(interval / 1000)} (burst {burst:,})"
 
 
-def _holders(view: LimitView, texts: Mapping[str, str]) -> list[LimitHolder]:
+def _holders(view: LimitView, texts: Mapping[str, str]) -> list[HoldingTask]:
     found = []
     for holder in view.holders:
         place = parse_member(holder.member)
         task = (holder.member, "", 0) if place is None else (place.task_id, place.queue, place.partition)
-        found.append(LimitHolder(*task, texts.get(holder.key, holder.key), max(0.0, holder.left)))
+        found.append(HoldingTask(*task, texts.get(holder.key, holder.key), max(0.0, holder.left)))
     return found
 
 

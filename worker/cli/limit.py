@@ -12,8 +12,8 @@ from ...queues.defaults import nearest
 from ...queues.durations import parse_duration
 from ...queues.keys import check_name
 from ...queues.limit_views import (
+    HoldingTask,
     LimitDetails,
-    LimitHolder,
     LimitStatus,
     WaitingKey,
     list_limits,
@@ -314,7 +314,7 @@ def _state(status: LimitStatus) -> Styled | None:
     return Styled(status.state, "yellow") if status.state else None
 
 
-_HOLDERS: Final[Sequence[Column[LimitHolder]]] = (
+_HOLDERS: Final[Sequence[Column[HoldingTask]]] = (
     Column("id", lambda holder: holder.task_id, least=36, fold=True),
     Column("key", lambda holder: holder.key or None, least=8),
     Column("queue", lambda holder: holder.queue, least=8),
