@@ -50,7 +50,7 @@ holds for all scripts.
 
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
 `test_wrong_types` that a script does on a key of another type what it does on a missing one,
-`delivery/test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection`, `test_limit_views` and `test_saved_fields` the
-read-only views, `test_enqueue_many` batches, and `late`
-that bytes which arrive late change nothing.
+`delivery/test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection`, `test_limit_views` and
+`test_saved_fields` the read-only views, `test_enqueue_many` batches, and `late` that bytes which arrive late change
+nothing.
 """
