@@ -6,7 +6,7 @@ holds for all scripts.
 
 | file | scripts |
 |---|---|
-| `test_admission` | admit_limited, await_limit, count_limited, enqueue_limited, look_limited, wake_for_limit |
+| `test_admission` | admit_limited, await_limit, count_limited, enqueue_limited, look_limited |
 | `test_bury_and_replay` | bury, discard, replay |
 | `delivery/test_checkpoint_edit` | edit_checkpoint |
 | `delivery/test_checkpoint` | load_history, read_log, write_checkpoint |
