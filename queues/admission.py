@@ -6,7 +6,8 @@ last one of its process:
 
 1. The look (look_limited.lua) only reads: which tasks have their turn.
 2. Tokens are taken in the slot of the limits, for all of these tasks in one script. What is blocked is noted there as
-   waiting, so that the next release names it. A token that is not used expires.
+   waiting, so that the next release names it. A token that is not used expires: after its life, and twice the time for which
+   messages of the partition wait at present.
 3. The admission (admit_limited.lua) compares state and place of each task, adds it to the stream with its token, and
    notes when the other KEYIDs are looked at again. A token of a task that was not admitted is released.
 
@@ -23,7 +24,7 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from .envelope import LimitUse
-from .keys import Namespace, Partition
+from .keys import GROUP, Namespace, Partition
 from .limits.store import BreakerChange, LimitStore, ReleaseRequest, TakeAnswer, TakeRequest, token_member
 from .runtime import RUNTIME
 from .transport.gateway import Gateway
@@ -115,6 +116,7 @@ class Admission:
         self._gateway = gateway
         self._namespace = namespace
         self._store = LimitStore(gateway, namespace, life)
+        self._life = life
         self._on_dropped = on_dropped
         self._on_change = on_change
         self._windows = _windows.setdefault(gateway, {})
@@ -153,14 +155,17 @@ class Admission:
         tasks and KEYIDs had their turn.
         """
         windows = [part for name, (number, _) in self._windows.items() for part in (name, number)]
-        args: list[Argument] = [most, len(windows) // 2, *windows, *(part for hint in hints for part in hint)]
-        _, tasks, found, rings, wait_ms = await self._gateway.run(_LOOK, [partition.rings], args)
+        args: list[Argument] = [GROUP, most, len(windows) // 2, *windows, *(part for hint in hints for part in hint)]
+        reply = await self._gateway.run(_LOOK, [partition.rings, partition.ready], args)
+        waited, tasks, found, rings, wait_ms = reply
         if not rings:
             return 0, None if wait_ms < 0 else wait_ms / 1000, 0
         candidates = [_candidate(task) for task in tasks]
         lines = [_line(line) for line in found]
         requests = [_request(partition, candidate) for candidate in candidates]
-        taken = await self._store.take(requests) if requests else None
+        # A task that is admitted waits as long as the others on the stream, and its token with it.
+        store = LimitStore(self._gateway, self._namespace, self._life + 2 * waited / 1000)
+        taken = await store.take(requests) if requests else None
         answers = [] if taken is None else taken.answers
         wait_ms, admitted = await self._admit(partition, candidates, answers, lines, rings)
         if taken is not None and (on_change := self._on_change) is not None:

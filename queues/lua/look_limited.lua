@@ -1,9 +1,9 @@
 -- include: turns, limited
 -- Find tasks that wait for limits and have their turn. Read-only.
--- KEYS  rings
--- ARGV  largest number of tasks, number of ordered limits whose tasks may run side by side, then name and number of each,
+-- KEYS  rings, ready stream
+-- ARGV  group, largest number of tasks, number of ordered limits whose tasks may run side by side, then name and number of each,
 --       then pairs of a KEYID and its RING that are looked at whether they are due or not
--- returns  {time in milliseconds, tasks, KEYIDs, RINGs, milliseconds until the next look, -1 for none}. Of each
+-- returns  {milliseconds for which the next message of the ready stream has waited, tasks, KEYIDs, RINGs, milliseconds until the next look, -1 for none}. Of each
 --          task {id, KEYID, RING, place, its limits as in the envelope (JSON), fence of its last delivery ('' for none)}. Of each
 --          KEYID {KEYID, RING, its score, '1' if more than these of its tasks may start, members that do not wait there
 --          any more...}. Of each ring {RING, its score}
@@ -12,10 +12,10 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local tag = tag_of(KEYS[1])
-local most, at = tonumber(ARGV[1]), 3
+local most, at = tonumber(ARGV[2]), 4
 local MAX_RINGS, MAX_MEMBERS = 16, 200
 local windows = {}
-for _ = 1, tonumber(ARGV[2]) do
+for _ = 1, tonumber(ARGV[3]) do
   windows[ARGV[at]] = tonumber(ARGV[at + 1])
   at = at + 2
 end
@@ -114,4 +114,16 @@ for i = 1, #lines do
   shown[i] = {lines[i][1], lines[i][2], lines[i][3], lines[i].left, unpack(lines[i], 4)}
 end
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-return {string.format('%.3f', now), tasks, shown, rings, first and math.max(0, math.ceil(math.min(tonumber(first) - now, 1e9))) or -1}
+local waited = 0
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[2])
+for i = 1, #groups do
+  local group = {}
+  for field = 1, #groups[i], 2 do
+    group[groups[i][field]] = groups[i][field + 1]
+  end
+  if group['name'] == ARGV[1] then
+    local next_message = redis.pcall('XRANGE', KEYS[2], '(' .. group['last-delivered-id'], '+', 'COUNT', 1)[1]
+    waited = next_message and math.max(0, math.floor(now - string.match(next_message[1], '^%d+'))) or 0
+  end
+end
+return {waited, tasks, shown, rings, first and math.max(0, math.ceil(math.min(tonumber(first) - now, 1e9))) or -1}

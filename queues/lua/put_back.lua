@@ -110,7 +110,7 @@ local function in_line(record, task, state, envelope)
   local score = redis.call('ZSCORE', tag .. 'limited:' .. key_id, task)
   local turn = state ~= 'limited' or (redis.call('ZSCORE', tag .. 'turns:' .. ring, key_id) and redis.call('ZSCORE', tag .. 'rings', ring))
   local placed = score and place > 0 and tonumber(score) == place
-  if placed and (turn or string.sub(key_id, 1, 1) == 'o') then
+  if placed and turn then
     return 0
   elseif mend then
     wait_in_line(tag, record, task, key_id, ring, place, time[1] * 1000000 + time[2], now)

@@ -8,6 +8,7 @@ import pytest
 from perdure.queues import Gateway, Namespace, State, read_record
 from perdure.queues.keys import gate_of
 from perdure.queues.limits.definition import Limit
+from perdure.queues.limits.store import LimitStore
 
 from tests.support.consumers import make_due, promote, read, read_one, worker
 from tests.support.delivery_calls import SETTLING
@@ -154,3 +155,17 @@ async def test_an_ordered_task_waits_for_the_end_of_the_one_before(gateway: Gate
     await SETTLING["succeed"](gateway, delivery, "x")
     assert await waiting(gateway, partition, uses) == ["y"]
     assert (await admit(gateway, partition)).number == 1
+
+
+async def test_a_token_lives_as_long_as_its_task_waits_on_the_stream(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
+    """Else each admitted task would start without its token, and return to the list: none would ever run."""
+    await publish(gateway, namespace, ALL)
+    await worker(gateway, partition)
+    seconds, _ = await gateway.command("TIME", node_of=partition.ready)
+    await gateway.command("XADD", partition.ready, f"{int(seconds) * 1000 - 100_000}-1", "env", "{}")
+    await enqueue(gateway, namespace, [use(ALL)], "x")
+    assert (await admit(gateway, partition)).number == 1
+    (view,) = await LimitStore(gateway, namespace).read([ALL.name])
+    assert view.holders[0].left > 2 * 100
