@@ -1,4 +1,4 @@
--- include: turns, limited, payload
+-- include: turns
 -- Move tasks that have tokens from their waiting lists to the ready stream, and note when the others are looked at again.
 -- KEYS  rings, ready stream, then turns of each ring, waiting list of each KEYID, record of each task
 -- ARGV  number of tasks, of KEYIDs and of rings, then of each task: id, KEYID, RING, place, fence of its last
@@ -41,7 +41,7 @@ end
 for i = 1, counts[1] do
   local task = {id = ARGV[at + 1], key_id = ARGV[at + 2], ring = ARGV[at + 3], place = ARGV[at + 4], fence = ARGV[at + 5], nonce = ARGV[at + 6]}
   task.list, task.record = tag .. 'limited:' .. task.key_id, tag .. 'record:' .. task.id
-  task.of = redis.call('HMGET', task.record, 'state', 'gate', 'settled', 'watchers')
+  task.of = redis.call('HMGET', task.record, 'state', 'gate', 'settled', 'watchers', 'env', 'args')
   count(task.list)
   tasks[i] = task
   at = at + 6
@@ -79,8 +79,7 @@ for i = 1, #tasks do
   answers[i] = 0
   local gate = task.key_id .. ' ' .. task.ring .. ' ' .. task.place
   if task.of[1] == 'limited' and task.of[2] == gate and (task.of[3] or '') == task.fence then
-    local envelope, arguments = payload(task.record, task.id)
-    if envelope then
+    if task.of[5] then
       -- the task leaves its list first: a full server then accepts the rest (see fence.lua)
       if string.sub(task.key_id, 1, 1) ~= 'o' then
         remove(task.list, task.id)
@@ -92,9 +91,8 @@ for i = 1, #tasks do
       if task.of[4] then
         more[#more + 1], more[#more + 2] = 'watched', '1'
       end
-      local entry = redis.call('XADD', KEYS[2], '*', 'env', envelope, 'args', arguments, unpack(more))
+      local entry = redis.call('XADD', KEYS[2], '*', 'env', task.of[5], 'args', task.of[6] or '{}', unpack(more))
       redis.call('HSET', task.record, 'state', 'queued', 'entry', entry)
-      redis.call('HDEL', task.record, 'due', 'waits', 'wakes', 'returned')
       answers[i] = 1
     end
   end

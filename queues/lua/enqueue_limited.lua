@@ -28,7 +28,7 @@ local ms = math.floor(now / 1000)
 
 local limit = tonumber(ARGV[ARGV[1] * 6 + 2])
 local room = limit and limit - waiting(KEYS[1], limit)
-local stored, times = {}, {}
+local stored, times, places = {}, {}, {}
 for i = 7, 6 + tasks do
   local place, at = i - 6, (i - 6) * 6 - 5
   local task, envelope, arguments, key_id, ring = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
@@ -46,8 +46,19 @@ for i = 7, 6 + tasks do
     if ARGV[at + 6] == '1' then
       request_replacement(tag, key_id, task)
     end
-    redis.call('HSET', KEYS[i], 'state', 'limited', 'at', ms, 'env', envelope, 'args', arguments)
-    wait_in_line(tag, KEYS[i], task, key_id, ring, 0, now, now / 1000)
+    local list, turns = tag .. 'limited:' .. key_id, tag .. 'turns:' .. ring
+    if not places[list] then
+      local last = redis.call('ZRANGE', list, -1, -1, 'WITHSCORES')[2]
+      places[list] = math.max(now, last and tonumber(last) + 1 or 0)
+      if not last or not redis.call('ZSCORE', turns, key_id) then
+        give_turn(tag, key_id, ring, now / 1000)
+      end
+    else
+      places[list] = places[list] + 1
+    end
+    redis.call('ZADD', list, places[list], task)
+    redis.call('HSET', KEYS[i], 'state', 'limited', 'at', ms, 'env', envelope, 'args', arguments,
+      'gate', key_id .. ' ' .. ring .. ' ' .. string.format('%.0f', places[list]))
     stored[place] = 1
   end
   if stored[place] == 1 then

@@ -67,7 +67,8 @@ Every script that moves a task or writes a key of a task has a method of `machin
 Scripts of sessions (session_begin, session_correct, session_end, session_forget, session_look, session_send) have a
 model of their own, `test_sessions`, and so have those of joins (add_children, close_join, confirm_launch, notify_join,
 put_result_chunk), `test_joins`, and those of tokens (hold_limit, publish_limit, release_limits, renew_limits,
-take_limits), `test_limits`. Scripts that write no key of a task have none: records of workers and supervisors
+take_limits), `test_limits`, and those of waiting lists (enqueue_limited, look_limited, admit_limited, await_limit,
+count_limited), `test_admission`. Scripts that write no key of a task have none: records of workers and supervisors
 (count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
 workspaces (put_file), tokens of waits (claim_token), markers of unique keys (claim_unique), what operators set for
 limits (set_limit), reads of tokens that parked tasks keep (look_kept), numbers of tasks in waiting lists
