@@ -1,4 +1,4 @@
--- include: fence, payload, retention, on_end, watched, streams, turns
+-- include: fence, payload, retention, on_end, watched, streams, tag, turns
 -- Settle a delivery by turning the task into a dead letter.
 -- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, outbox, record
 --       of the clean-up task if it has one

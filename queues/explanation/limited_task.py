@@ -1,4 +1,4 @@
-"""What a task in the waiting list of its limits waits for, in words."""
+"""Reason why a task waits in the waiting list of its limits, in words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LimitedTask(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it waits for."""
+        """Text that says what it waits for."""
         names = listed(self.names, len(self.names))
         what = f"limit {'; limit '.join(self.full)}" if self.full else f"its turn at limit {names}"
         return what + (f", {self.before:,} before it" if self.before else "")

@@ -1,4 +1,4 @@
--- include: turns
+-- include: tag, turns
 -- Move tasks that have tokens from their waiting lists to the ready stream, and note when the others are looked at again.
 -- KEYS  rings, ready stream, then turns of each ring, waiting list of each KEYID, record of each task
 -- ARGV  number of tasks, of KEYIDs and of rings, then of each task: id, KEYID, RING, place, fence of its last

@@ -1,4 +1,4 @@
--- include: fence, turns, limited
+-- include: fence, tag, turns, limited
 -- Settle a delivery by putting the task into the waiting list of its limits. Costs neither an attempt nor a crash.
 -- KEYS  ready stream, record, due set, nudge stream, control, log, then waiting list, turns and rings
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, KEYID, RING, milliseconds until the next

@@ -1,4 +1,4 @@
--- include: retention, watched, streams, turns
+-- include: retention, watched, streams, tag, turns
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees. One that has a clean-up
 -- task becomes due with such a request: the worker that takes it ends it, and enqueues the clean-up task in one act.
 -- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, nudge stream, outbox, tasks that
@@ -95,7 +95,8 @@ if tag then
   leave_line(tag, ARGV[3], key_id, ring, now)
 end
 if redis.call('HEXISTS', KEYS[2], 'keeps') == 1 then
-  redis.pcall('ZADD', string.match(KEYS[2], '^.-}:') .. 'kept', 'XX', now, ARGV[3])
+  local tag = tag_of(KEYS[2])
+  redis.pcall('ZADD', tag .. 'kept', 'XX', now, ARGV[3])
 end
 if cleanup then
   redis.call('HSET', KEYS[8], 'cancel', '1')

@@ -1,4 +1,4 @@
--- include: retention, streams, turns
+-- include: retention, streams, tag, turns
 -- Cancel a task that continues on another deployment, if nothing has changed it since it was read.
 -- KEYS  record, steps, log, due set, retentions, inbox, control, timeline, dead-letter stream
 -- ARGV  task id, retention in milliseconds, the same rounded up to one that is registered, data of the event, then what

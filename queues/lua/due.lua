@@ -1,5 +1,5 @@
 -- Return the tasks that are due now, by the clock of Redis. Read-only.
--- KEYS  due set; with rings and tasks that keep tokens, if the caller wants to know when those are to be looked at
+-- KEYS  due set, rings, tasks that keep tokens; the last two if the caller wants to know when those are to be looked at
 -- ARGV  largest number of ids
 -- returns  {ids of due tasks, milliseconds until the next due time, or -1 if nothing is scheduled, milliseconds until the
 --          next look at a ring, 0 if one is due, -1 if none has waiting tasks, and likewise until a token is renewed}

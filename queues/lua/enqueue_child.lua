@@ -1,4 +1,4 @@
--- include: upload, turns, limited
+-- include: upload, tag, turns, limited
 -- Enqueue a child of a join, with the watchers that get a notice of its end. An id that has a record is left alone.
 -- KEYS  ready stream, mark of a closed partition, record, timeline, upload of large arguments
 -- ARGV  envelope, arguments, id, watchers

@@ -1,4 +1,4 @@
--- include: turns, limited, depth
+-- include: tag, turns, limited, depth
 -- Put tasks into the waiting lists of their limits, and tasks without limits on the ready stream.
 -- KEYS  ready stream, closed mark, timeline, due set, nudge stream, rings, then one record per task, waiting lists, turns
 -- ARGV  number of tasks, then of each task, in the order of the records: id, envelope, arguments, KEYID and RING ('' without

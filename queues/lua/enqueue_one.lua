@@ -1,4 +1,4 @@
--- include: upload, turns, limited, depth
+-- include: upload, tag, turns, limited, depth
 -- Store one task, with large arguments or under the claim of a unique key: on the ready stream, in the due set, or in
 -- the waiting list of its limits. An id that has a record is left alone.
 -- KEYS  ready stream, closed mark, timeline, record, due set, nudge stream, upload, then waiting list, turns and rings

@@ -1,4 +1,4 @@
--- include: fence, inbox, retention, on_end, streams, turns
+-- include: fence, inbox, retention, on_end, streams, tag, turns
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any, then the
 --       record of its clean-up task if it has one, then the outbox if ARGV has the retentions at its end

@@ -1,4 +1,4 @@
--- include: streams, turns
+-- include: streams, tag, turns
 -- Delete a task in whatever state it is, with all that it has said.
 -- KEYS  ready stream, record, steps, log, inbox, control, due set, dead-letter stream, timeline
 -- ARGV  group, first character of the consumers that are not workers, id, id of its successor as the caller has read it

@@ -1,4 +1,4 @@
--- include: turns, limited
+-- include: tag, turns, limited
 -- Find tasks that wait for limits and have their turn. Read-only.
 -- KEYS  rings, ready stream
 -- ARGV  group, largest number of tasks, number of ordered limits whose tasks may run side by side, then name and number of each,

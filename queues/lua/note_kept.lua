@@ -1,3 +1,4 @@
+-- include: tag
 -- Note when the tokens of parked tasks are renewed next, and which tasks keep none any more.
 -- KEYS  tasks that keep tokens
 -- ARGV  milliseconds until the next renewal, then of each task: id, nonce and uses of its token as looked at, '1' if it was renewed,
@@ -5,7 +6,7 @@
 -- returns  the number of tasks that are left
 -- Atomic per task. Idempotent. A task that was promoted or parked since the look, and so late bytes, find another token in its
 -- record, or none, and what that act has noted stays.
-local tag = string.match(KEYS[1], '^.-}:')
+local tag = tag_of(KEYS[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = redis.call('ZCARD', KEYS[1])

@@ -1,4 +1,4 @@
--- include: fence, inbox, joins
+-- include: fence, inbox, joins, tag
 -- Settle a delivery by putting the task into the due set until a condition that it waits for is over, or its time.
 -- KEYS  ready stream, record, due set, nudge stream, inbox, control, then the keys of the joins among the conditions, in
 --       their order: three of each (see joins.lua)
@@ -27,6 +27,7 @@ local function is_over(kind, value)
   return false
 end
 
+local tag = tag_of(KEYS[2])
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
@@ -47,7 +48,7 @@ if not over then
 end
 if ARGV[13] ~= '' then
   -- a key of another type ends the script here, before its first write
-  redis.call('ZSCORE', string.match(KEYS[2], '^.-}:') .. 'kept', '')
+  redis.call('ZSCORE', tag .. 'kept', '')
 end
 begin_outcome(KEYS[1], KEYS[2])
 put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[6], due)
@@ -56,7 +57,7 @@ redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
   'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9], 'waits', ARGV[11], 'wakes', ARGV[12])
 if ARGV[13] ~= '' then
   redis.call('HSET', KEYS[2], 'keeps', ARGV[13])
-  redis.call('ZADD', string.match(KEYS[2], '^.-}:') .. 'kept', now_ms() + ARGV[14], ARGV[6])
+  redis.call('ZADD', tag .. 'kept', now_ms() + ARGV[14], ARGV[6])
 end
 redis.call('PUBLISH', KEYS[2], 'waiting')
 return 1

@@ -1,4 +1,4 @@
--- include: payload, turns, limited
+-- include: payload, tag, turns, limited
 -- Move due tasks to the ready stream, and tasks that have limits into the waiting lists of these.
 -- KEYS  due set, ready stream, then one record per id
 -- ARGV  ids, in the order of the records; then, if the messages are for a worker that claims them next: group, consumer of

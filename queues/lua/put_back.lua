@@ -1,4 +1,4 @@
--- include: payload, turns, limited
+-- include: payload, tag, turns, limited
 -- Find tasks that another program has taken out of the queue, and put them back.
 -- KEYS  ready stream, due set, then one record per task
 -- ARGV  group, '1' to put them back, milliseconds for which a run is left alone: since its last heartbeat, and since a call

@@ -1,5 +1,5 @@
 -- The prelude of scripts that give a KEYID of limits its turn: `turns` in the line `-- include:`. See limited.lua.
--- tag_of(key): what all keys of the slot begin with.
+-- Include tag.lua before it.
 -- sound_line(tag, key_id, ring): whether waiting list, turns and rings can be used: none is of another type.
 -- give_turn(tag, key_id, ring, look): let a KEYID be looked at, at this time in milliseconds. Wakes a worker if that is the
 --   earliest look. A ring that is full (`~` has the time until when) keeps its time.
@@ -7,10 +7,6 @@
 --   KEYID, or of any KEYID. Nothing for a task without one, and if the list cannot be used. key: any of the task's.
 -- leave_line(tag, task, key_id, ring, now): remove an ended task from its waiting list; the next one of an ordered KEYID has
 --   its turn. now: milliseconds.
-local function tag_of(key)
-  return string.match(key, '^.-}:')
-end
-
 local function sound_line(tag, key_id, ring)
   for _, key in ipairs({'limited:' .. key_id, 'turns:' .. ring, 'rings'}) do
     local found = redis.pcall('ZSCORE', tag .. key, '')

@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 from perdure.queues import Gateway, Namespace, State, read_record
+from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.keys import gate_of
 from perdure.queues.limits.definition import Limit
 from perdure.queues.limits.store import LimitStore
+from perdure.queues.partitions.resharding import PartitionStatus, partition_status, set_partitions
+from perdure.queues.partitions.router import PartitionRouter
 
 from tests.support.consumers import make_due, promote, read, read_one, worker
 from tests.support.delivery_calls import SETTLING
@@ -17,6 +20,7 @@ from tests.support.limited_tasks import (
     admit_hinted,
     enqueue,
     holders,
+    message,
     nonce,
     publish,
     ready,
@@ -60,7 +64,7 @@ async def test_the_mover_admits_as_many_as_the_limit_has_room_for(gateway: Gatew
     assert not delivery.has_history
 
 
-async def test_a_limit_that_nobody_has_published_lets_none_start(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_limit_that_no_worker_has_published_lets_none_start(gateway: Gateway, namespace: Namespace) -> None:
     (partition,) = await enqueue(gateway, namespace, [use(BOTH, "a")], "x")
     assert (await admit(gateway, partition)).number == 0
     await publish(gateway, namespace, BOTH)
@@ -169,3 +173,27 @@ async def test_a_token_lives_as_long_as_its_task_waits_on_the_stream(
     assert (await admit(gateway, partition)).number == 1
     (view,) = await LimitStore(gateway, namespace).read([ALL.name])
     assert view.holders[0].left > 2 * 100
+
+
+async def test_an_ordered_key_stays_in_a_closed_partition_until_its_tasks_have_ended(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
+    await publish(gateway, namespace, ORDERED)
+    uses, router = [use(ORDERED, "u")], PartitionRouter(gateway, namespace, "default")
+    enqueuer = BatchEnqueuer(gateway, router, 0.0)
+    assert await enqueuer.one(message(uses, "x")) == partition
+    await set_partitions(gateway, namespace, "default", 3)
+    assert await enqueuer.one(message(uses, "y")) == partition
+    async for batch in enqueuer.all([message(uses, "z"), message([use(ORDERED, "v")], "other")]):
+        assert [place == partition for _, place in batch] == [True, False]
+    consumer = await worker(gateway, partition)
+    for name in ("x", "y", "z"):
+        assert await partition_status(gateway, partition) is not PartitionStatus.EMPTY
+        assert (await admit(gateway, partition)).number == 1
+        delivery = await read_one(consumer)
+        assert delivery.task_id == name
+        token = await nonce(gateway, partition, name)
+        await SETTLING["succeed"](gateway, delivery, name)
+        await release(gateway, namespace, partition, uses, name, token)
+    assert await enqueuer.one(message(uses, "later")) != partition
+    assert await partition_status(gateway, partition) is PartitionStatus.EMPTY

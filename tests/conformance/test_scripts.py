@@ -104,7 +104,7 @@ FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("depth", "limits", "limited", "turns", "streams", "wake", "watched"),
+    *("depth", "limits", "limited", "tag", "turns", "streams", "wake", "watched"),
 }
 
 
@@ -135,7 +135,7 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
 
 
 READ_ONLY = {
-    *("count_limited", "due", "hash_page", "load_history", "look_limited", "partition_status", "queue_depth"),
+    *("count_limited", "due", "hash_page", "load_history", "look_kept", "look_limited", "partition_status", "queue_depth"),
     *("read_inbox", "read_log", "read_values"),
 }
 

@@ -23,7 +23,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("depth", "limits", "limited", "turns", "streams", "wake", "watched"),
+    *("depth", "limits", "limited", "tag", "turns", "streams", "wake", "watched"),
 }
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
@@ -213,11 +213,11 @@ OF_STREAMS = re.compile(r"key|unpack\((keys|streams)\)")
 
 
 OF_LIMITS = re.compile(
-    r"TAG \.\. .+|(holders|waiters)\(.+\)|where|defined|notes|all|own|key|place|places\[i\]|bucket\.key"
+    r"TAG \.\. .+|(holders|waiters)\(.+\)|where|defined|notes|all|own|key|set|place|places\[i\]|bucket\.key"
 )
 """Keys that the prelude `limits` makes from the tag of the clock, since only definitions say which a script needs."""
 
-OF_LINES = re.compile(r"tag \.\. .+|list|turns|rings|key|(task|line|ring)\.(list|turns|record)")
+OF_LINES = re.compile(r"tag \.\. .+|record|list|turns|rings|key|(task|line|ring)\.(list|turns|record)")
 """Keys that the preludes `turns`, `limited` and `depth` make from the tag of a key: records say which."""
 
 
@@ -240,7 +240,7 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
                 continue
             if _includes(path, "limits") and OF_LIMITS.fullmatch(key):
                 continue
-            lines = any(_includes(path, prelude) for prelude in ("turns", "limited", "depth"))
+            lines = any(_includes(path, prelude) for prelude in ("tag", "turns", "limited", "depth"))
             for value in {key} if lines and OF_LINES.fullmatch(key) else bound.get(key, {key}):
                 if lines and OF_LINES.fullmatch(value):
                     continue
@@ -250,7 +250,7 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_build_no_key_names(path: Path) -> None:
     source = code(path)
-    for prelude in ("streams", "limits", "turns", "limited", "depth"):
+    for prelude in ("streams", "limits", "tag", "turns", "limited", "depth"):
         if _includes(path, prelude):
             source = source.replace(code(FOLDER / f"queues/lua/{prelude}.lua"), "")
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
