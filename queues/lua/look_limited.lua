@@ -38,11 +38,11 @@ for _, ring in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT',
   look_at(ring)
 end
 local lines, known = {}, {}
-local function add(key_id, ring, score)
+local function add(key_id, ring, score, first)
   local name = ring .. ' ' .. key_id
   if score and not known[name] and string.match(key_id, '^o?[%w._,-]+$') then
     known[name] = true
-    lines[#lines + 1] = {key_id, ring, score, number = #lines, ring_score = tonumber(score)}
+    lines[#lines + 1] = {key_id, ring, score, number = #lines, ring_score = first and 0 or tonumber(score)}
   end
 end
 for i = 1, #rings do
@@ -54,7 +54,8 @@ for i = 1, #rings do
 end
 for i = 1, #hinted do
   if scores[hinted[i][2]] then
-    add(hinted[i][1], hinted[i][2], redis.call('ZSCORE', tag .. 'turns:' .. hinted[i][2], hinted[i][1]))
+    -- before all others: only these may have room, and no second hint follows
+    add(hinted[i][1], hinted[i][2], redis.call('ZSCORE', tag .. 'turns:' .. hinted[i][2], hinted[i][1]), true)
   end
 end
 table.sort(lines, function(one, other)

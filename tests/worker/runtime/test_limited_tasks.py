@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import pytest
 from perdure import App, Context, Retry, State, TaskFailed, TaskHandle
 from perdure.queues.envelope import LimitUse
-from perdure.queues.limits.store import TakeRequest
+from perdure.queues.limits.store import LimitStore, Taken, TakeRequest
+from perdure.worker.runtime.maintenance.promoter import ClockMonitor
 
 from tests.support.limits import held, is_free, release, store
 from tests.support.workers import (
@@ -62,6 +64,72 @@ async def test_at_most_so_many_tasks_of_a_key_run_at_once(app: App) -> None:
             await handle.result(timeout=30)
     assert [seen.largest for seen in overlap.values()] == [2, 2]
     await is_free(app, "tenants")
+
+
+async def test_each_key_that_a_release_names_is_looked_at(app: App) -> None:
+    """Many keys have their turn at the same time, and those that the release is for must not be left out."""
+    tenants = app.limit("tenants", running=2, total=20, by="tenant")
+
+    @app.task(limits=[tenants])
+    async def work(ctx: Context, tenant: str) -> None:
+        await asyncio.sleep(0)
+
+    calls = [{"tenant": "large"} for _ in range(200)]
+    calls += [{"tenant": f"small-{number}"} for number in range(9) for _ in range(10)]
+    handles = await work.enqueue_many(calls)
+    async with running_worker(app, concurrency=32):
+        with anyio.fail_after(12):  # a lost turn comes again after 15 s at least
+            for handle in handles:
+                await handle.result(timeout=30)
+
+
+async def test_a_token_of_a_new_message_needs_no_call(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = app.limit("one", total=1)
+    taken: list[str] = []
+    take = LimitStore.take
+
+    async def counted(self: LimitStore, requests: Sequence[TakeRequest]) -> Taken:
+        taken.extend(request.member for request in requests if not request.waiter)
+        return await take(self, requests)
+
+    monkeypatch.setattr(LimitStore, "take", counted)
+    monkeypatch.setattr(ClockMonitor, "is_new", lambda *_: True)
+
+    @app.task(limits=[one])
+    async def work(ctx: Context) -> list[str]:
+        return await held(app, "one")
+
+    async with running_worker(app):
+        handle = await work.enqueue()
+        assert len(await handle.result(timeout=30)) == 1
+        await is_free(app, "one")
+    assert taken == []
+
+
+async def test_a_token_of_a_new_message_that_is_gone_is_noticed(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as after a failover that has lost it."""
+    one = app.limit("one", total=1)
+    monkeypatch.setattr(ClockMonitor, "is_new", lambda *_: True)
+    inside, go = asyncio.Event(), asyncio.Event()
+
+    @app.task(limits=[one])
+    async def work(ctx: Context) -> None:
+        await redis_command(app, "DEL", app.producer.namespace.limits.holders("one"))
+        inside.set()
+        await go.wait()
+
+    async with running_worker(app) as worker:
+        handle = await work.enqueue()
+        await bounded(inside.wait())
+        worker._heartbeat.renew_now()
+
+        async def again() -> bool:
+            return len(await held(app, "one")) == 1
+
+        await wait_until(again, "the token is taken again")
+        go.set()
+        await handle.result(timeout=30)
+        await is_free(app, "one")
 
 
 async def test_two_workers_share_a_total(app: App) -> None:
