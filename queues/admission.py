@@ -157,7 +157,7 @@ class Admission:
         windows = [part for name, (number, _) in self._windows.items() for part in (name, number)]
         args: list[Argument] = [GROUP, most, len(windows) // 2, *windows, *(part for hint in hints for part in hint)]
         reply = await self._gateway.run(_LOOK, [partition.rings, partition.ready], args)
-        waited, tasks, found, rings, wait_ms = reply
+        looked_at, waited, tasks, found, rings, wait_ms = reply
         if not rings:
             return 0, None if wait_ms < 0 else wait_ms / 1000, 0
         candidates = [_candidate(task) for task in tasks]
@@ -167,7 +167,7 @@ class Admission:
         store = LimitStore(self._gateway, self._namespace, self._life + 2 * waited / 1000)
         taken = await store.take(requests) if requests else None
         answers = [] if taken is None else taken.answers
-        wait_ms, admitted = await self._admit(partition, candidates, answers, lines, rings)
+        wait_ms, admitted = await self._admit(partition, candidates, answers, lines, rings, looked_at)
         if taken is not None and (on_change := self._on_change) is not None:
             for change in taken.changes:
                 on_change(change)
@@ -182,6 +182,7 @@ class Admission:
         answers: Sequence[TakeAnswer],
         lines: Sequence[_Line],
         rings: Sequence[Sequence[bytes]],
+        looked_at: bytes,
     ) -> tuple[int, int]:
         """Move the tasks that have tokens, and release those of tasks that were not moved.
 
@@ -189,7 +190,7 @@ class Admission:
         """
         granted = [candidate for candidate, answer in zip(candidates, answers, strict=True) if answer.granted]
         next_looks, full = _next_looks(candidates, answers, lines)
-        args: list[Argument] = [len(granted), len(lines), len(rings)]
+        args: list[Argument] = [len(granted), len(lines), len(rings), looked_at]
         for candidate in granted:
             args += (
                 candidate.task_id,

@@ -1,7 +1,7 @@
 -- include: tag, turns
 -- Move tasks that have tokens from their waiting lists to the ready stream, and note when the others are looked at again.
 -- KEYS  rings, ready stream, then turns of each ring, waiting list of each KEYID, record of each task
--- ARGV  number of tasks, of KEYIDs and of rings, then of each task: id, KEYID, RING, place, fence of its last
+-- ARGV  number of tasks, of KEYIDs and of rings, time of the look, then of each task: id, KEYID, RING, place, fence of its last
 --       delivery, nonce of its token; of each
 --       KEYID: KEYID, RING, its score as look_limited.lua returned it, what comes next (milliseconds until the next look;
 --       0 for after all others; -1: as it is), number of members to remove, then these; of each ring: RING, its score, milliseconds for which none of its tasks can start, 0 for none
@@ -9,13 +9,15 @@
 --          more: the caller releases its token}
 -- Atomic per task: it is in its waiting list or on the stream, never both, never neither. One that was admitted, moved or
 -- cancelled since the look has no such state, place or fence any more: a retry of an ordered KEYID has the same place. Tasks of ordered KEYIDs stay in their list until they end.
+-- A mover that was frozen since its look admits none: its tokens may have expired, and a worker that gets a new message starts
+-- its task without another look (worker/durable/limit_tokens.py).
 -- A KEYID or ring that another call has changed since the look keeps what that has noted: it has seen more. Members are
 -- removed only if they still do not wait there. Nothing is read from a list or ring after its last member has left (see fence.lua).
 local tag = tag_of(KEYS[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local counts = {tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])}
-local at = 3
+local at, fresh = 4, math.abs(now - tonumber(ARGV[4])) < 10000
 local tasks, lines, rings, sizes, changed = {}, {}, {}, {}, {}
 
 local function count(key)
@@ -78,7 +80,7 @@ for i = 1, #tasks do
   local task = tasks[i]
   answers[i] = 0
   local gate = task.key_id .. ' ' .. task.ring .. ' ' .. task.place
-  if task.of[1] == 'limited' and task.of[2] == gate and (task.of[3] or '') == task.fence then
+  if fresh and task.of[1] == 'limited' and task.of[2] == gate and (task.of[3] or '') == task.fence then
     if task.of[5] then
       -- the task leaves its list first: a full server then accepts the rest (see fence.lua)
       if string.sub(task.key_id, 1, 1) ~= 'o' then

@@ -3,8 +3,8 @@
 -- KEYS  rings, ready stream
 -- ARGV  group, largest number of tasks, number of ordered limits whose tasks may run side by side, then name and number of each,
 --       then pairs of a KEYID and its RING that are looked at whether they are due or not
--- returns  {milliseconds for which the next message of the ready stream has waited, tasks, KEYIDs, RINGs, milliseconds until the next look, -1 for none}. Of each
---          task {id, KEYID, RING, place, its limits as in the envelope (JSON, cut out of it), fence of its last delivery ('' for none)}. Of each
+-- returns  {time in milliseconds, milliseconds for which the next message of the ready stream has waited, tasks, KEYIDs,
+--          RINGs, milliseconds until the next look, -1 for none}. Of each task {id, KEYID, RING, place, its limits as in the envelope (JSON, cut out of it), fence of its last delivery ('' for none)}. Of each
 --          KEYID {KEYID, RING, its score, '1' if more than these of its tasks may start, members that do not wait there
 --          any more...}. Of each ring {RING, its score}
 -- A KEYID that was served least recently comes first, with one task; then each one with its second task, and so on. Of an
@@ -127,4 +127,4 @@ for i = 1, #groups do
     waited = next_message and math.max(0, math.floor(now - string.match(next_message[1], '^%d+'))) or 0
   end
 end
-return {waited, tasks, shown, rings, first and math.max(0, math.ceil(math.min(tonumber(first) - now, 1e9))) or -1}
+return {string.format('%.0f', now), waited, tasks, shown, rings, first and math.max(0, math.ceil(math.min(tonumber(first) - now, 1e9))) or -1}

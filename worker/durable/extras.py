@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ...queues.errors import NotOpen
+from ...queues.keys import Partition
 from .steps.threads import Threads
 
 T = TypeVar("T")
@@ -57,6 +58,15 @@ class Extras:
                 await value.close()
 
 
+IsNew = Callable[[Partition, bytes], bool]
+"""Function that returns whether an entry of a partition was certainly added within the last seconds."""
+
+
+def never_new(_partition: Partition, _entry: bytes) -> bool:
+    """Return that it is not known."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """Objects that the runs of a worker share.
@@ -67,6 +77,7 @@ class Host:
         extras: objects that the runs share; None without a worker, in unit tests.
         lease: returns the seconds for which the worker holds what it renews.
         limits: limits of the app, by their names.
+        is_new: returns whether an entry of a partition was certainly added within the last seconds.
         free: returns the share of the worker's slots that may be filled now; None without a worker.
     """
 
@@ -76,3 +87,4 @@ class Host:
     lease: Callable[[], float] = lambda: 30.0
     limits: Mapping[str, Any] = field(default_factory=dict)
     free: Callable[[], float] | None = None
+    is_new: IsNew = never_new

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pydantic_core import from_json
 
@@ -49,6 +49,9 @@ _TOKEN: Final = b"token"
 
 _NONCE: Final = re.compile(rb"[A-Za-z0-9.-]{1,64}")
 
+_MAX_REQUESTS: Final = 200
+"""Tokens that one call of the script takes."""
+
 _MAX_RELEASES: Final = 200
 """Tokens that one call of the script releases."""
 
@@ -81,6 +84,14 @@ class HeldToken:
         self.taking: asyncio.Task[None] | None = None
 
 
+class _Asked(NamedTuple):
+    """A request that waits for its answer. on_wait: called while Redis is unavailable."""
+
+    request: TakeRequest
+    on_wait: Callable[[], None]
+    answer: asyncio.Future[TakeAnswer]
+
+
 class LimitCalls:
     """Calls of the limits that the runs of a worker share. Tokens released in one tick share a call."""
 
@@ -89,6 +100,7 @@ class LimitCalls:
         self._gateway = gateway
         self._namespace = namespace
         self._lease = lease
+        self._asked: list[_Asked] = []
         self._released: list[ReleaseRequest] = []
         self._releasing: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -107,12 +119,44 @@ class LimitCalls:
         return LimitStore(self._gateway, self._namespace, self._lease())
 
     async def take(self, request: TakeRequest, on_wait: Callable[[], None]) -> TakeAnswer:
-        """Take a token, or renew it if the member holds it. on_wait: called while Redis is unavailable."""
-        take = partial(self._store().take, [request])
-        taken = await retry_while_unavailable(take, on_wait=log_wait(f"limits of {request.member}", on_wait))
-        for change in taken.changes:
-            log_change(change)
-        return taken.answers[0]
+        """Take a token, or renew it if the member holds it. Requests of one tick share a call.
+
+        on_wait: called while Redis is unavailable.
+        """
+        asked = _Asked(request, on_wait, asyncio.get_running_loop().create_future())
+        self._asked.append(asked)
+        if len(self._asked) == 1:
+            asyncio.get_running_loop().call_soon(self._take_asked)
+        return await asked.answer
+
+    def _take_asked(self) -> None:
+        asked, self._asked = self._asked, []
+        self._do(self._take_all(asked))
+
+    async def _take_all(self, asked: Sequence[_Asked]) -> None:
+        def touch() -> None:
+            for one in asked:
+                one.on_wait()
+
+        async def take() -> None:
+            left = [one for one in asked if not one.answer.done()]  # the others were cancelled
+            for start in range(0, len(left), _MAX_REQUESTS):
+                batch = left[start : start + _MAX_REQUESTS]
+                taken = await self._store().take([one.request for one in batch])
+                for change in taken.changes:
+                    log_change(change)
+                for one, answer in zip(batch, taken.answers, strict=True):
+                    if not one.answer.done():
+                        one.answer.set_result(answer)
+
+        try:
+            await retry_while_unavailable(take, on_wait=log_wait("tokens of limits", touch))
+        except BaseException as error:
+            for one in asked:
+                if not one.answer.done():
+                    one.answer.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            if not isinstance(error, Exception):
+                raise
 
     async def publish(self, limit: Limit, app: str, on_wait: Callable[[], None]) -> None:
         """Publish a definition of the app that Redis has lost. on_wait: called while Redis is unavailable."""
@@ -258,6 +302,10 @@ class RunTokens:
             self._held[token.member] = token
         return answer
 
+    def hold(self, token: HeldToken) -> None:
+        """Keep a token that is held already until it is released."""
+        self._held[token.member] = token
+
     def holds(self, token: HeldToken) -> bool:
         """Return whether a token is held, as far as is known."""
         return self._held.get(token.member) is token
@@ -376,9 +424,22 @@ class AdmissionToken(RunObserver):
         return kept_text(self._token.member.rpartition("/")[2], self._token.uses) if self.confirmed else ""
 
     async def confirm(self, run: Run) -> LimitReason | None:
-        """Take the token that the message was admitted with, or one that it was not; return what has no room."""
-        charge = _TOKEN not in run.delivery.fields
-        token = self._token
+        """Take the token that the message was admitted with, or one that it was not; return what has no room.
+
+        The token of a message that is new, and delivered for the first time, lives, so no call is needed: its mover had
+        taken it at most 10 s before it added the message (admit_limited.lua refuses an older look), which was at most
+        5 s ago, and it lives for 30 s or a lease, the longer, by a clock that never goes faster. The heartbeat renews it
+        within a third of a lease, and notices if it is gone, such as after a failover. A token that was kept while its
+        task was parked may be gone.
+        """
+        delivery, token = run.delivery, self._token
+        charge = _TOKEN not in delivery.fields
+        first = delivery.count == 1 and not delivery.claimed and not delivery.repeated
+        first = first and not any(KEPT in use.flags for use in token.uses)
+        if not charge and first and run.host.is_new(delivery.partition, delivery.entry):
+            RunTokens.of(run, self._calls).hold(token)
+            self.confirmed = True
+            return None
         answer = await RunTokens.of(run, self._calls).take(token, charge=charge)
         if answer.granted:
             self.confirmed = True

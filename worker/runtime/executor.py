@@ -24,7 +24,7 @@ from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.unique import free_marker
 from ..context import Context
-from ..durable.extras import Extras, Host
+from ..durable.extras import Extras, Host, IsNew, never_new
 from ..durable.handler_task import is_closing
 from ..durable.run import Run, RunObserver
 from ..durable.steps.failures import forget_failures
@@ -84,6 +84,7 @@ class Executor:
         resources: Callable[[], Any] = lambda: None,
         on_watched: OnWatched | None = None,
         limits: Mapping[str, Any] = {},
+        is_new: IsNew = never_new,
     ) -> None:
         """Build the stages and the hooks.
 
@@ -102,6 +103,7 @@ class Executor:
             resources: returns what the app's lifespan yielded.
             on_watched: called after a task that others wait for has ended.
             limits: limits of the app, by their names.
+            is_new: see `Host`.
         """
         self._gateway = gateway
         self._registry = registry
@@ -115,7 +117,7 @@ class Executor:
         self.threads = Threads(threads, slots.leak)
         self.extras = Extras()
         free = lambda: slots.free / slots.capacity  # noqa: E731
-        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease, limits, free)
+        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease, limits, free, is_new)
         self._settler = Settler(gateway, registry, shared, on_watched)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]

@@ -134,6 +134,7 @@ class Worker:
             resources=lambda: app.resources,
             on_watched=self._notices.give,
             limits=app.limits,
+            is_new=lambda partition, entry: self._clock.is_new(partition, entry),  # noqa: PLW0108 - made below
         )
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from perdure.queues import Namespace, Partition
 from perdure.queues.delivery.leases import Touch
+from perdure.queues.runtime import RUNTIME
 from perdure.worker.log import logger
 from perdure.worker.runtime.maintenance.promoter import ClockMonitor
 
@@ -69,3 +70,43 @@ def test_slow_and_overtaken_replies_are_no_step(monitor: ClockMonitor, partition
     monitor.observe(partition, touch(1010.0, 35.0, received=56.0))
     monitor.observe(partition, touch(1031.0, 56.0))
     assert logged == []
+
+
+class Clocks:
+    """The monotonic clock of the worker."""
+
+    now = 0.0
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    clocks = Clocks()
+    monkeypatch.setattr(RUNTIME, "monotonic", lambda: clocks.now)
+    return clocks
+
+
+def is_new(monitor: ClockMonitor, partition: Partition, clocks: Clocks, at: float, added: float) -> bool:
+    """Return whether an entry that was added at a time of Redis is new, at a time of the worker."""
+    clocks.now = at
+    return monitor.is_new(partition, b"%d-0" % round(added * 1000))
+
+
+def test_an_entry_is_new_by_the_clock_of_redis(monitor: ClockMonitor, namespace: Namespace, clocks: Clocks) -> None:
+    partition = namespace.partition("default")
+    assert not is_new(monitor, partition, clocks, 5.0, 1000.0), "the clock is not known"
+    monitor.observe(partition, touch(1000.0, 5.0))
+    assert not is_new(monitor, partition, clocks, 6.0, 1000.5), "it is not known for long enough"
+    monitor.observe(partition, touch(1040.0, 45.0))
+    assert is_new(monitor, partition, clocks, 46.0, 1040.5)
+    assert not is_new(monitor, partition, clocks, 46.0, 1035.5), "it is old"
+    assert not is_new(monitor, partition, clocks, 46.0, 1041.5), "its time is to come: the clock was set back"
+    assert not is_new(monitor, partition, clocks, 52.0, 1046.5), "the last touch is old"
+
+
+def test_no_entry_is_new_for_a_while_after_a_step(monitor: ClockMonitor, namespace: Namespace, clocks: Clocks) -> None:
+    partition = namespace.partition("default")
+    monitor.observe(partition, touch(1000.0, 5.0))
+    monitor.observe(partition, touch(1036.0, 45.0))  # set back by 4 s
+    assert not is_new(monitor, partition, clocks, 46.0, 1036.5)
+    monitor.observe(partition, touch(1066.5, 75.5))
+    assert is_new(monitor, partition, clocks, 76.0, 1066.8)

@@ -26,6 +26,18 @@ _MAX_SLEEP: Final = 1.0
 _LOCK_TTL: Final = 2.5
 """TTL of the lock on a due set, in seconds: how late a due task can be if the lock holder dies."""
 
+_NEW: Final = 5.0
+"""Seconds for which an entry is new: fewer than a token of a limit lives after its admission, see `limit_tokens.py`."""
+
+_KNOWN: Final = 30.0
+"""Seconds for which the clock of Redis must have been seen without a step, or a lease if that is longer."""
+
+_STEADY: Final = 1.0
+"""Largest step in seconds, by which replies may only have been late."""
+
+_CLOCK_MS: Final = 0.01
+"""Seconds by which the time in an id may be later than a time that was read before."""
+
 _TOUCH_INTERVAL: Final = 0.5
 """Shortest interval between two touches of a partition, in seconds; a check follows each retry of a task."""
 
@@ -194,6 +206,7 @@ class ClockMonitor:
         """lease: returns the seconds after which deliveries are claimed. A step of more than half of it counts."""
         self._lease = lease
         self._last: dict[Partition, Touch] = {}
+        self._steady_since = math.inf
         self._quiet_until = 0.0
         self.restarts_end = 0.0
         """Monotonic time at which leases that were restarted last expire, unless they are renewed; 0 before that."""
@@ -207,6 +220,8 @@ class ClockMonitor:
             return  # a slow reply, which a later one overtook
         step = _step(before, touch)
         self._last[partition] = touch
+        if self._steady_since == math.inf or abs(step) > _STEADY:
+            self._steady_since = touch.received
         if abs(step) > lease / 2:
             cause = f"the clock of Redis was set {'forward' if step > 0 else 'back'} by {abs(step):.1f} s"
         elif touch.restarted:
@@ -221,6 +236,20 @@ class ClockMonitor:
                 lease,
             )
         self._quiet_until = now + lease
+
+    def is_new(self, partition: Partition, entry: bytes) -> bool:
+        """Return whether an entry was certainly added within the last `_NEW` seconds.
+
+        The clock of Redis must be known: by a touch of the partition some seconds ago at most, and without a step for
+        as long as a token of a limit lives.
+        """
+        touch, now = self._last.get(partition), RUNTIME.monotonic()
+        known = max(_KNOWN, self._lease())
+        if touch is None or now - touch.received > _NEW or now - self._steady_since < known:
+            return False
+        added = int(entry.partition(b"-")[0]) / 1000
+        youngest, oldest = touch.time + (now - touch.received) - added, touch.time + (now - touch.sent) - added
+        return youngest > -_CLOCK_MS and oldest < _NEW
 
 
 def _step(before: Touch | None, touch: Touch) -> float:
