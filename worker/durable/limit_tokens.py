@@ -426,11 +426,11 @@ class AdmissionToken(RunObserver):
     async def confirm(self, run: Run) -> LimitReason | None:
         """Take the token that the message was admitted with, or one that it was not; return what has no room.
 
-        The token of a message that is new, and delivered for the first time, lives, so no call is needed: its mover had
-        taken it at most 10 s before it added the message (admit_limited.lua refuses an older look), which was at most
-        5 s ago, and it lives for 30 s or a lease, the longer, by a clock that never goes faster. The heartbeat renews it
-        within a third of a lease, and notices if it is gone, such as after a failover. A token that was kept while its
-        task was parked may be gone.
+        The token of a message that is new, and delivered for the first time, lives, so no call is needed: its mover
+        had taken it at most 10 s before it added the message (admit_limited.lua refuses an older look), which was
+        at most 5 s ago, and it lives for 30 s or a lease, the longer, by a clock that never goes faster. The
+        heartbeat renews it within a third of a lease, and notices if it is gone, such as after a failover. A token
+        that was kept while its task was parked may be gone.
         """
         delivery, token = run.delivery, self._token
         charge = _TOKEN not in delivery.fields
