@@ -84,8 +84,9 @@ class Slots:
 
     @property
     def spare(self) -> int:
-        """Number of idle tasks that may start: each finds at least half of the slots free."""
-        return max(0, self.free - (self.capacity + 1) // 2 + 1)
+        """Number of idle tasks that may start: each finds at least half of the slots free, also if all are large."""
+        beyond = self.free - (self.capacity + 1) // 2
+        return 0 if beyond < 0 else beyond // self._largest + 1
 
     def fill(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in a slot, in a new asyncio task with its own context variables."""

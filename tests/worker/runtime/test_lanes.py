@@ -165,6 +165,33 @@ async def test_idle_tasks_leave_half_of_the_slots_to_others(app: App, concurrenc
     assert most[0] <= at_once
 
 
+async def test_large_idle_tasks_leave_slots_to_others(app: App) -> None:
+    """Of 16 slots, three tasks that take four each may be idle ones: each has found at least 8 free."""
+    gate, running = asyncio.Event(), [0]
+
+    @app.task(idle=True, slots=4)
+    async def background(ctx: Context) -> None:
+        running[0] += 1
+        await gate.wait()
+
+    @app.task
+    async def urgent(ctx: Context) -> None: ...
+
+    handles = await background.enqueue_many([{}] * 8)
+    async with running_worker(app, concurrency=16):
+
+        async def full() -> bool:
+            return running[0] == 3
+
+        await wait_until(full, "idle tasks run")
+        for _ in range(3):
+            await (await urgent.enqueue()).result(timeout=BOUND)
+        assert running[0] == 3
+        gate.set()
+        for handle in handles:
+            await handle.result(timeout=BOUND)
+
+
 async def test_idle_tasks_do_not_starve_beside_a_steady_flow(app: App, starts: list[str]) -> None:
     """A worker of which a few slots are always busy, and which is never without a new task."""
     job = job_of(app, starts)
