@@ -195,16 +195,16 @@ class Consumer:
         Idle tasks are read if no other lane has any, so that they start on spare slots only.
         """
         others = {rank for rank in self._read_from if rank != _IDLE_RANK}
-        waiting = set(others)
+        waiting, thorough = set(others), block is None or self._had_messages
         turns = self._lane_turns()
         while waiting and (room := free - len(result.deliveries)) > 0:
             rank, most = turns.next(waiting)
-            if not await self._read_all(rank, min(room, most), result):
+            if not await self._read_all(rank, min(room, most), result, thorough=thorough):
                 waiting.discard(rank)
         self.spare = not waiting and all(self._is_empty(rank) for rank in others)
         room = min(free, spare) - len(result.deliveries)
         if self.spare and _IDLE_RANK in self._read_from and room > 0:
-            await self._read_all(_IDLE_RANK, room, result)
+            await self._read_all(_IDLE_RANK, room, result, thorough=thorough)
         if block is None or result:
             return
         window = [partition for rank in self._read_from if rank != _IDLE_RANK for partition in self._read_from[rank]]
@@ -219,11 +219,14 @@ class Consumer:
         else:
             await self._read_window(window, share * len(window), block, result)
 
-    async def _read_all(self, rank: int, most: int, result: ReadResult) -> bool:
-        """Read up to `most` messages of a lane without blocking. Return whether it may have more."""
+    async def _read_all(self, rank: int, most: int, result: ReadResult, *, thorough: bool) -> bool:
+        """Read up to `most` messages of a lane without blocking. Return whether it may have more.
+
+        thorough: whether to read all of its partitions, and not only a few, so that an idle worker costs little.
+        """
         end = len(result.deliveries) + most
         left = len(self._read_from.get(rank, ()))
-        reads = left if self._had_messages else _POLL_READS  # an idle worker costs little
+        reads = left if thorough else _POLL_READS
         while left > 0 and reads > 0 and (room := end - len(result.deliveries)) > 0:
             window = self._next_window(rank, room)
             await self._read_window(window, room, None, result)

@@ -79,6 +79,21 @@ async def test_all_partitions_of_a_lane_are_read_before_the_next_lane(
         assert {handle.id for handle in handles} <= set(ids(taken))
 
 
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_read_that_does_not_block_looks_at_all_partitions(
+    gateway: Gateway, namespace: Namespace, producer: Producer, lane: str
+) -> None:
+    """Also after an empty read: a burst ends if it finds nothing, and a handler has just enqueued a task."""
+    await set_partitions(gateway, namespace, "default", 24)
+    await sync_route(gateway, namespace, "default", lanes=["high", "low", "idle"])
+    consumer = await consumer_of(gateway, namespace)
+    for _ in range(6):  # in any partition
+        assert await read(consumer, 1) == []
+        await fill(producer, **{lane: 1})
+        assert lanes_of(await read(consumer, 1)) == [lane]
+        assert await read(consumer, 1) == []
+
+
 async def test_idle_messages_are_read_after_all_others_and_no_more_than_are_spare(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
