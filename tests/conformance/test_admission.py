@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from perdure.queues import Gateway, Namespace, State, read_record
+from perdure.queues import Gateway, Namespace, Partition, State, read_record
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.keys import gate_of
 from perdure.queues.limits.definition import Limit
