@@ -6,8 +6,8 @@ last one of its process:
 
 1. The look (look_limited.lua) only reads: which tasks have their turn.
 2. Tokens are taken in the slot of the limits, for all of these tasks in one script. What is blocked is noted there as
-   waiting, so that the next release names it. A token that is not used expires: after its life, and twice the time for which
-   messages of the partition wait at present.
+   waiting, so that the next release names it. A token that is not used expires: after its life, and twice the time for
+   which messages of the partition wait at present.
 3. The admission (admit_limited.lua) compares state and place of each task, adds it to the stream with its token, and
    notes when the other KEYIDs are looked at again. A token of a task that was not admitted is released.
 

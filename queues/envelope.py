@@ -423,8 +423,8 @@ class TaskMessage(NamedTuple):
     def with_limits(self, uses: tuple[LimitUse, ...]) -> TaskMessage:
         """Return the message with the limits that its task uses.
 
-        Tasks of one key are in one partition. Without an order of the limit, an ordering key, or an id that the caller has
-        chosen, decides about the partition.
+        Tasks of one key are in one partition. Without an order of the limit, an ordering key or an id that the caller
+        has chosen decides about the partition.
         """
         if not uses:
             return self

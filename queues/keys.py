@@ -29,8 +29,8 @@ on one server.
     {ns:queue:n}:turns:RING       zset    producers, workers  KEYIDs of a ring that have waiting tasks (score: ms of the
                                                               next look), and `~`, until when all of them wait
     {ns:queue:n}:rings            zset    producers, workers  rings that have waiting tasks (score: ms of the next look)
-    {ns:queue:n}:kept             zset    workers             parked tasks that keep their tokens of limits (score: ms of
-                                                              the next renewal)
+    {ns:queue:n}:kept             zset    workers             parked tasks that keep their tokens of limits (score: ms
+                                                              of the next renewal)
     {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
                                                               timeline; TTL of an hour
     {ns:queue:n}:outbox           zset    scripts, workers    tasks that have ended and whose watchers are not notified
@@ -416,8 +416,8 @@ class SessionPartition:
 class Gate(NamedTuple):
     """Place where a task waits for its limits.
 
-    key_id: the waiting list: the keys of its limits in the order of their names, `-NAME` for a limit without keys; with an
-        ordered limit, `o` and that limit's key alone.
+    key_id: the waiting list: the keys of its limits in the order of their names, `-NAME` for a limit without keys;
+        with an ordered limit, `o` and that limit's key alone.
     ring: names of the limits that these keys take turns for.
     """
 

@@ -266,8 +266,8 @@ WakeCondition: TypeAlias = tuple[str, str]
 """Kind and value of a condition that ends the wait of a parked task:
 
 `("message", N)`: a message to its inbox after the one with this number. `("answer", WAIT_ID)`: an answer to this wait.
-`("join", GROUP)`: all children of this join have ended; `("join", "GROUP:N")`: more than N of them. `("limit", NAME)`: a
-token of the limit may be free; who frees one wakes the task.
+`("join", GROUP)`: all children of this join have ended; `("join", "GROUP:N")`: more than N of them. `("limit", NAME)`:
+a token of the limit may be free; the worker that frees one wakes the task.
 `("time", "")`: only its time.
 """
 
