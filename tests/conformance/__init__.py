@@ -31,7 +31,7 @@ holds for all scripts.
 | `sessions/test_removal` | forget_task |
 | `test_limit_control` | set_limit |
 | `test_junk` | set_aside |
-| `delivery/test_kept_tokens` | look_kept, note_kept |
+| `delivery/test_kept_tokens` | look_kept, note_kept, wake_for_limit |
 | `test_wrong_types` | set_key_aside |
 | `delivery/test_settlement` | release, reschedule |
 | `registries/test_shared_config` | set_config |
