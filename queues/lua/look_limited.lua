@@ -49,7 +49,7 @@ for i = 1, #rings do
   local ring = rings[i][1]
   local due = redis.call('ZRANGEBYSCORE', tag .. 'turns:' .. ring, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most + 1)
   for at_due = 1, #due, 2 do
-    add(due[at_due], ring, due[at_due + 1])
+    add(due[at_due], ring, due[at_due + 1], false)
   end
 end
 for i = 1, #hinted do

@@ -135,7 +135,16 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
 
 
 READ_ONLY = {
-    *("count_limited", "due", "hash_page", "load_history", "look_kept", "look_limited", "partition_status", "queue_depth"),
+    *(
+        "count_limited",
+        "due",
+        "hash_page",
+        "load_history",
+        "look_kept",
+        "look_limited",
+        "partition_status",
+        "queue_depth",
+    ),
     *("read_inbox", "read_log", "read_values"),
 }
 
