@@ -329,7 +329,8 @@ class QueueFull(QueueError):
         """waited: seconds without room. left: tasks of the call that were not stored, 0 if that is unknown."""
         after = f" after {waited:g} s" if waited else ""
         waits = "1 task waits" if depth == 1 else f"{depth:,} tasks wait"
-        some = f"; {len(stored):,} tasks of the call were stored, {left:,} were not" if left > 1 or stored else ""
+        done = "1 task of the call was" if len(stored) == 1 else f"{len(stored):,} tasks of the call were"
+        some = f"; {done} stored, {left:,} {'was' if left == 1 else 'were'} not" if left > 1 or stored else ""
         remedy = "start more workers" if waited else "wait with when_full='wait'"
         super().__init__(
             f"queue {queue!r} is full{after}: {waits}, and max_depth is {max_depth:,}{some}; enqueue again "

@@ -340,7 +340,7 @@ async def test_tasks_in_the_waiting_lists_of_limits_count(app: App) -> None:
         await work.options(delay=60).enqueue("d")
     with pytest.raises(QueueFull, match="4 tasks wait"):
         await other.options(max_depth=4).enqueue()
-    with pytest.raises(QueueFull, match="1 tasks of the call were stored, 2 were not"):
+    with pytest.raises(QueueFull, match="1 task of the call was stored, 2 were not"):
         await work.options(max_depth=5).enqueue_many([{"name": name} for name in "def"])
     async with running_worker(app):
         assert [await handle.result(timeout=BOUND) for handle in handles] == ["a", "a", "b", "c"]
