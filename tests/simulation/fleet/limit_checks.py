@@ -112,7 +112,7 @@ class LimitChecks:
         item = self._items.get(_SLOT + b"clock")
         if item is None:
             return 0.0
-        seen, virtual = item.value.split()
+        seen, virtual = item.value.split()[:2]
         return float(virtual) + max(0.0, min(most, self._world.server.now * 1000 - float(seen)))
 
     @property
