@@ -45,20 +45,21 @@ for i = 3, #KEYS do
   if scores[i] and tonumber(scores[i]) <= now then
     redis.call('ZREM', KEYS[1], ARGV[i - 2])
     local envelope, arguments = payload(KEYS[i], ARGV[i - 2])
-    local gate = gates[i]
-    local keeps = gate and redis.call('HGET', KEYS[i], 'keeps')
+    local gate, of = gates[i], redis.call('HMGET', KEYS[i], 'state', 'keeps')
+    -- also of a task that was stored without its limits
+    local keeps = of[2]
     local token = keeps and {'token', string.match(keeps, '^%S*')} or {}
-    if envelope and gate and not keeps and redis.call('HGET', KEYS[i], 'state') == 'scheduled' then
+    if envelope and gate and not keeps and of[1] == 'scheduled' then
       redis.call('HSET', KEYS[i], 'state', 'limited')
       redis.call('HDEL', KEYS[i], 'due', 'waits', 'wakes', 'returned')
       wait_in_line(tag, KEYS[i], ARGV[i - 2], gate[1], gate[2], gate[3], now * 1000, now)
-    elseif envelope and redis.call('HGET', KEYS[i], 'state') == 'scheduled' then
+    elseif envelope and of[1] == 'scheduled' then
       local entry = redis.call('XADD', KEYS[2], '*', 'env', envelope, 'args', arguments, 'again', '1', unpack(token))
       redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry)
       redis.call('HDEL', KEYS[i], 'due', 'waits', 'wakes', 'returned')
       if keeps then
         redis.call('HDEL', KEYS[i], 'keeps')
-        redis.call('ZREM', tag .. 'kept', ARGV[i - 2])
+        redis.pcall('ZREM', tag .. 'kept', ARGV[i - 2])
       end
       moved = moved + 1
     end
