@@ -122,9 +122,10 @@ def check_settings(
     """
     found = dict(fields)
     if "running" in found and not defined.get("by"):
-        if "total" in found:
+        if found["running"] and found.get("total"):
             raise ValueError(f"limit {name!r} has no keys, so that total and running mean the same: give total")
-        found["total"] = found.pop("running")  # as a definition without `by` is published
+        # as a definition without `by` is published
+        found |= {"total": found.get("total") or found["running"], "running": ""}
     stored = {**defined, **overrides, **found}
     stored = {field: value or defined.get(field, "") for field, value in stored.items()}
     total, running = _count(stored.get("total")), _count(stored.get("running"))

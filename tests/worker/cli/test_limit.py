@@ -122,6 +122,10 @@ async def test_a_limit_without_keys_has_one_number(fleet: Fleet) -> None:
     assert (shown["total"], shown["running"]) == (3, None)
     assert [await fleet.take(CRM, f"t{number}") for number in range(4)] == [True, True, True, False]
     assert "give total" in (await tool("set", "crm", "running=3", "total=3")).err
+    assert (await tool("set", "crm", "running=", "--json")).json["total"] == 1
+    assert (await tool("set", "crm", "total=5", "--json")).json["total"] == 5
+    shown = (await tool("set", "crm", "--reset", "--json")).json
+    assert (shown["total"], shown["changed"]) == (1, [])
 
 
 async def test_an_earlier_time_never_shortens_a_hold(fleet: Fleet) -> None:
