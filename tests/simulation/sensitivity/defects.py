@@ -35,8 +35,8 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "an early answer is not given to its wait": (("local kept = early == '1' and", "local kept = false and"),),
     "a child that is known is enqueued again": (
         (
-            "if redis.call('EXISTS', KEYS[3]) == 1 then\n  return 0\nend\nif redis.call('EXISTS', KEYS[2])",
-            "if redis.call('EXISTS', KEYS[2])",
+            "if redis.call('EXISTS', KEYS[3]) == 1 then\n  return 0\nend\nlocal tag",
+            "local tag",
         ),
     ),
     "the end of a child is counted twice": (
@@ -57,13 +57,13 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "the names of streams are not kept": (("redis.call('HSET', KEYS[2], 'streams', names)", ""),),
     "streams outlive their task": (("redis.call('PEXPIRE', key, ttl)\n  end", "end"),),
     "a fresh replay voids no item": (("'cut', 'all'", "'cut', '0'"),),
-    "a limit lets one more start": (("count(all) >= limit.total", "count(all) > limit.total"),),
+    "a limit lets one more start": (("is_full(name, '-', limit.total)", "is_full(name, '-', limit.total + 1)"),),
     "the number of a key is not counted": (("if limit.running and key ~= '-'", "if false and key ~= '-'"),),
     "a start is not charged": (("rate.due = rate.due + rate.interval", ""),),
     "a rate lets too many start": (
         ("- rate.burst * rate.interval - PRECISE", "- 2 * rate.burst * rate.interval - PRECISE"),
     ),
-    "tokens expire when the clock is set": (("math.min(passed, step)", "passed"),),
+    "tokens expire when the clock is set": (("math.min(passed, least)", "passed"),),
     "a token is not released": (("if redis.call('ZREM', holders(name, '-'), entry) == 1 then", "if false then"),),
     "a release leaves the token of the key": (("redis.call('ZREM', holders(name, key), member)", ""),),
     "a task that wakes goes to the end of its ordered list": (("== 'o' and place or 0}", "== 'o' and 0 or 0}"),),
