@@ -28,6 +28,9 @@ _RELEASED_WITHIN: Final = 3.0
 _SLOT: Final = b"{sim:~limits:0}:"
 _LISTS: Final = re.compile(rb"\{sim:sim:\d+\}:(?:limited|turns):.*|\{sim:sim:\d+\}:(?:rings|kept)")
 _ENDED: Final = frozenset({"succeeded", "dead", "cancelled", None})
+_LONGEST_LIFE: Final = 60_000.0
+"""Milliseconds for which a token lives without a renewal at most."""
+
 _UNSTORED: Final = 200.0
 """Milliseconds by which the time of the limits moves before a script stores it."""
 
@@ -207,11 +210,15 @@ class LimitChecks:
 
     # at the end
 
-    def left(self) -> list[str]:
-        """Return tokens that have not lapsed, and what is left of waiting lists, while no task may run any more."""
+    def left(self, life: float = 0.0) -> list[str]:
+        """Return tokens that have not lapsed, and what is left of waiting lists, while no task may run any more.
+
+        Args:
+            life: Milliseconds for which a token may still live.
+        """
         if not self._watched:
             return []
-        now = self._virtual(math.inf)
+        now = self._virtual(math.inf) + life
         found = [key.decode() for key in self._items if _LISTS.fullmatch(key)]
         for name, key in self._stored_holders():
             found += [f"token {member} of {name}" for member, score in self._holders(name, key) if score > now]
@@ -238,7 +245,8 @@ class LimitChecks:
         if not self._watched:
             return
         world = self._world
-        for what in self.left():
+        # where no task waits for tokens, their clock moves little
+        for what in self.left(life=_LONGEST_LIFE):
             world.checks.add("leak", f"{what} is left")
         for name, key in self._stored_holders():
             stored = _SLOT + f"holders:{name}{':' if key else ''}{key}".encode()
