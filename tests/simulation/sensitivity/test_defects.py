@@ -114,9 +114,9 @@ RUNS = {
     "the number of a key is not counted": (Plan(1, 2, 1.0, tasks_of("rents", 5), ()), "above the limit"),
     "a start is not charged": (Plan(1, 2, 1.0, tasks_of("paced", 8), ()), "not charged"),
     "a rate lets too many start": (Plan(1, 2, 1.0, tasks_of("paced", 8), ()), "above the rate"),
-    # The clock is set while tasks run, and others wait.
+    # The clock is set while tasks run, and the next one is enqueued.
     "tokens expire when the clock is set": (
-        Plan(1, 2, 1.0, tasks_of("pooled", 6), (Fault(0.8, "step clock", 0, 60.0),)),
+        Plan(1, 2, 1.0, tasks_of("pooled", 12), (Fault(0.56, "step clock", 0, 60.0),)),
         "overlap",
     ),
     "a token is not released": (Plan(1, 2, 1.0, tasks_of("pooled", 3), ()), "not released"),
