@@ -331,7 +331,7 @@ class QueueFull(QueueError):
         waits = "1 task waits" if depth == 1 else f"{depth:,} tasks wait"
         done = "1 task of the call was" if len(stored) == 1 else f"{len(stored):,} tasks of the call were"
         some = f"; {done} stored, {left:,} {'was' if left == 1 else 'were'} not" if left > 1 or stored else ""
-        remedy = "start more workers" if waited else "wait with when_full='wait'"
+        remedy = "start more workers" if waited else "wait for room (when_full)"
         super().__init__(
             f"queue {queue!r} is full{after}: {waits}, and max_depth is {max_depth:,}{some}; enqueue again "
             f"later, {remedy}, or raise max_depth"

@@ -396,17 +396,18 @@ class Producer:
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
         if unique is not None:
             stored = self._unique(listed, queue, delay, durability, unique, same, limit)
-            return [self._handle(*one, decode) async for one in stored]
-        enqueuer = self._enqueuer(queue, delay, durability, limit)
-        ready = [self._ready(message, queue) for message in listed]
-        if durability is not None:
-            ready = [message.placed_by_id() for message in ready]
+        else:
+            enqueuer = self._enqueuer(queue, delay, durability, limit)
+            ready = [self._ready(message, queue) for message in listed]
+            if durability is not None:
+                ready = [message.placed_by_id() for message in ready]
+            stored = self._stored(enqueuer, ready, same)
         handles: list[TaskHandle[R]] = []
         try:
-            async for one in self._stored(enqueuer, ready, same):
+            async for one in stored:
                 handles.append(self._handle(*one, decode))  # noqa: PERF401 - those before an error count
         except QueueFull as error:
-            raise error.of_call([handle.id for handle in handles], len(ready) - len(handles)) from None
+            raise error.of_call([handle.id for handle in handles], len(listed) - len(handles)) from None
         return handles
 
     async def send_stream(
@@ -479,7 +480,7 @@ class Producer:
             found = self._ready(message.with_unique(digest), queue)
             ready.append((digest, found if durability is None else found.placed_by_id()))
         place = (self.gateway, self.namespace, queue, enqueuer, unique.rule)
-        stored = await UniqueEnqueuer(*place, delay=seconds, retention=self.result_ttl).all(ready)
+        stored, full = await UniqueEnqueuer(*place, delay=seconds, retention=self.result_ttl).all(ready)
         known = enqueuer.take_known()
         conflicts = await find_conflicts(self.gateway, known, same) if known else {}
         existed = {message.id for _, message in known}
@@ -487,6 +488,8 @@ class Producer:
             if one.task_id not in conflicts:
                 yield one.task_id, one.partition, one.existed or one.task_id in existed
         check_conflicts(conflicts)
+        if full is not None:
+            raise full
 
     async def catalog(self) -> Catalog:
         """Return the catalog of the namespace, read at most once in ten seconds."""

@@ -93,10 +93,10 @@ class UniqueEnqueuer:
         self._delay = delay
         self._retention = retention
 
-    async def all(self, messages: Sequence[tuple[str, TaskMessage]]) -> list[UniqueStored]:
+    async def all(self, messages: Sequence[tuple[str, TaskMessage]]) -> tuple[list[UniqueStored], QueueFull | None]:
         """Store messages with the digests of their keys, those of a key in turn; all if some have an ordering key.
 
-        Raises `QueueFull` with the tasks that are stored.
+        Return the tasks that are stored, and the error of the others if there was no room for them.
         """
         groups: dict[str, list[int]] = {}
         ordered = any(_has_ordering_key(message) for _, message in messages)
@@ -123,10 +123,7 @@ class UniqueEnqueuer:
             for task in storing:
                 task.cancel()
             await asyncio.gather(*storing, return_exceptions=True)
-        if full:
-            stored = [found[number].task_id for number in sorted(found)]
-            raise full[0].of_call(stored, len(messages) - len(stored)) if len(messages) > 1 else full[0]
-        return [found[number] for number in range(len(messages))]
+        return [found[number] for number in sorted(found)], full[0] if full else None
 
     async def one(self, digest: str, message: TaskMessage) -> UniqueStored:
         """Store one message under the digest of its key, or find the task that has the key.

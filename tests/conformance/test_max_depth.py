@@ -95,6 +95,21 @@ async def test_a_stream_yields_the_stored_tasks_before_it_raises(producer: Produ
     assert (await handles[-1].record()).args == b'{"n":699}'
 
 
+async def test_a_stream_of_unique_tasks_yields_the_stored_ones_before_it_raises(producer: Producer) -> None:
+    rule, handles = Unique("while_queued", by="n"), []
+    with pytest.raises(QueueFull):
+        async for handle in producer.enqueue_stream(
+            "t", [{"n": number} for number in range(5)], queue="default", max_depth=3, unique=rule
+        ):
+            handles.append(handle)  # noqa: PERF401 - those before the error count
+    assert len(handles) == 3
+    with pytest.raises(QueueFull) as raised:
+        await producer.enqueue_many("t", [{"n": 1}, {"n": 2}, {"n": 9}], queue="default", max_depth=3, unique=rule)
+    known = {handle.id for handle in handles}
+    assert len(raised.value.stored) == 2
+    assert known.issuperset(raised.value.stored)
+
+
 async def test_a_known_id_needs_no_room(producer: Producer) -> None:
     """A call that is repeated since its reply was lost finds its tasks."""
     ids = ["a", "b"]
