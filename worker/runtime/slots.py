@@ -84,9 +84,12 @@ class Slots:
 
     @property
     def spare(self) -> int:
-        """Number of idle tasks that may start: each finds at least half of the slots free, also if all are large."""
+        """Number of idle tasks that may start: each finds at least half of the slots free, also if all are large.
+
+        One if nothing runs: of a worker that may fill few slots for long, no idle task would be run otherwise.
+        """
         beyond = self.free - (self.capacity + 1) // 2
-        return 0 if beyond < 0 else beyond // self._largest + 1
+        return beyond // self._largest + 1 if beyond >= 0 else int(self.free > 0 and not self.used)
 
     def fill(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in a slot, in a new asyncio task with its own context variables."""

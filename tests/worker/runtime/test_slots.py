@@ -130,14 +130,24 @@ def test_messages_are_asked_for_as_if_all_were_large() -> None:
     assert slots.room == 0
 
 
+async def test_a_worker_that_may_fill_few_slots_runs_idle_tasks_one_by_one() -> None:
+    """It may be the only worker, and short of memory for ever."""
+    slots, end = Slots(16), asyncio.Event()
+    slots.limit(1)
+    assert slots.spare == 1
+    slots.limit(2)
+    slots.fill(end.wait())
+    assert (slots.free, slots.spare) == (1, 0)
+    end.set()
+    await bounded(slots.wait_empty())
+    assert slots.spare == 1
+    slots.limit(0)
+    assert slots.spare == 0
+
+
 def test_large_idle_tasks_leave_half_of_the_slots_to_others() -> None:
     """Each one finds half of the slots free, after those of the ones before it."""
     assert [Slots(16, largest).spare for largest in (1, 3, 4, 8, 16, 99)] == [9, 3, 3, 2, 1, 1]
-    slots = Slots(16, largest=4)
-    slots.limit(8)
-    assert slots.spare == 1
-    slots.limit(7)
-    assert slots.spare == 0
 
 
 # tasks
