@@ -76,6 +76,18 @@ class WorkerInfo:
         """Whether it has missed two registrations: it died, is stuck, or cannot reach Redis."""
         return not self.blocked and self.seen > _MISSED * self.interval
 
+    @property
+    def free_slots(self) -> int:
+        """Slots that it may fill now; if it reports none, those that its tasks leave if each takes one."""
+        reported = _whole(self.capacity, "free_slots")
+        return max(0, self.concurrency - self.in_flight) if reported is None else reported
+
+    @property
+    def memory_share(self) -> float:
+        """Share of its memory limit that is used; 0 without a limit."""
+        used, limit = _whole(self.capacity, "memory"), _whole(self.capacity, "memory_limit")
+        return used / limit if used and limit else 0.0
+
     def runs(self, app: str | None) -> bool:
         """Return whether it runs tasks of an app. None: the producer named no app."""
         return app is None or app == self.app or app in self.aliases
@@ -83,6 +95,12 @@ class WorkerInfo:
     def summary(self) -> dict[str, Any]:
         """Return the worker as plain data, its start as ISO 8601."""
         return asdict(self) | {"started": iso_time(self.started), "presumed_dead": self.presumed_dead}
+
+
+def _whole(reported: object, name: str) -> int | None:
+    """Return a number that a worker reports; None for any other JSON, if another program wrote it."""
+    found = reported.get(name) if isinstance(reported, Mapping) else None
+    return found if type(found) is int and found >= 0 else None
 
 
 class Announced(NamedTuple):

@@ -490,6 +490,10 @@ def unless_served(facts: Facts) -> str:
     return f"; no worker{of} serves queue {facts.record.queue!r} now"
 
 
+_SHORT: Final = 0.85
+"""Share of the memory limit from which on a worker may read no new task."""
+
+
 def next_worker(facts: Facts) -> tuple[str, str, str | None]:
     """Return the cause, why no worker has taken a queued task yet, and the remedy."""
     record, queue = facts.record, facts.record.queue
@@ -519,7 +523,12 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
     if (lane := lane_of(record.partition)) not in (NORMAL, IDLE):
         ahead += f"; its priority is {lane}"
     number, slots = len(serving), sum(one.concurrency for one in serving)
-    if all(one.in_flight >= one.concurrency for one in serving):
+    if not any(one.free_slots for one in serving):
+        used = min(one.memory_share for one in serving)
+        if used >= _SHORT and any(one.in_flight < one.concurrency for one in serving):
+            text = f"{counted(number, 'worker serves', 'workers serve')} queue {queue!r} without reading new tasks now"
+            remedy = "lower --concurrency of the workers, or give them more memory"
+            return "busy", f"{text}: memory is short, {used:.0%} of the limit is used{ahead}", remedy
         used = "the only slot" if slots == 1 else f"all {slots} slots"
         workers = "worker" if number == 1 else f"{number} workers"
         verb = "is" if slots == 1 else "are"
@@ -527,7 +536,7 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
     workers = counted(number, "worker serves", "workers serve")
     cause, when = "ready", "will take it"
     if lane == IDLE:
-        free, of = max((one.concurrency - one.in_flight, one.concurrency) for one in serving)
+        free, of = max((one.free_slots, one.concurrency) for one in serving)
         cause = "idle"
         when = f"will take it, an idle task, once no other waits and half of the slots are free ({free} of {of} are)"
     return cause, f"{workers} queue {queue!r} and {when}{ahead}", None

@@ -90,6 +90,22 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
             "idle",
             "will take it, an idle task, once no other waits and half of the slots are free (1 of 4 are)",
         ),
+        (
+            explain(replace(QUEUED, partition=3_000_001), workers=(worker(capacity={"free_slots": 1}),)),
+            "idle",
+            "half of the slots are free (1 of 4 are)",
+        ),
+        (
+            explain(QUEUED, workers=(worker(in_flight=1, capacity={"free_slots": 0, "memory": None}),)),
+            "busy",  # a task that takes several slots
+            "all 4 slots of the worker of queue 'reports' are",
+        ),
+        (
+            explain(QUEUED, workers=(worker(capacity={"free_slots": 0, "memory": 96, "memory_limit": 100}),)),
+            "busy",
+            "1 worker serves queue 'reports' without reading new tasks now: memory is short, 96% of the limit is used",
+        ),
+        (explain(QUEUED, workers=(worker(capacity={"free_slots": "x"}),)), "ready", "1 worker serves queue"),
         (explain(QUEUED, workers=()), "no_worker", "it is queued, and no worker serves queue 'reports'"),
         (explain(QUEUED, workers=(DEAD_WORKER,)), "no_worker", "(the last one was heard of 40 s ago)"),
         (
