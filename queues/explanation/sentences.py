@@ -518,17 +518,23 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
         listed = ", ".join(sorted(map(repr, apps)))
         text = f"queue {queue!r} has workers of app {listed} only, which has no task {record.task!r}"
         return "wrong_app", text, f"start a worker of the app that has task {record.task!r}, or enqueue it on its queue"
+    return _when_taken(facts, serving)
+
+
+def _when_taken(facts: Facts, serving: Sequence[WorkerInfo]) -> tuple[str, str, str | None]:
+    """Return the cause, what the workers that may take a queued task wait for, and the remedy."""
+    record, queue = facts.record, facts.record.queue
     depth = 0 if facts.stats is None else facts.stats.depth
     ahead = f"; {depth} tasks are queued in its partition" if depth > 1 else ""
     if (lane := lane_of(record.partition)) not in (NORMAL, IDLE):
         ahead += f"; its priority is {lane}"
     number, slots = len(serving), sum(one.concurrency for one in serving)
     if not any(one.free_slots for one in serving):
-        used = min(one.memory_share for one in serving)
-        if used >= _SHORT and any(one.in_flight < one.concurrency for one in serving):
+        share = min(one.memory_share for one in serving)
+        if share >= _SHORT and any(one.in_flight < one.concurrency for one in serving):
             text = f"{counted(number, 'worker serves', 'workers serve')} queue {queue!r} without reading new tasks now"
             remedy = "lower --concurrency of the workers, or give them more memory"
-            return "busy", f"{text}: memory is short, {used:.0%} of the limit is used{ahead}", remedy
+            return "busy", f"{text}: memory is short, {share:.0%} of the limit is used{ahead}", remedy
         used = "the only slot" if slots == 1 else f"all {slots} slots"
         workers = "worker" if number == 1 else f"{number} workers"
         verb = "is" if slots == 1 else "are"
