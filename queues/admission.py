@@ -11,7 +11,9 @@ last one of its process:
 3. The admission (admit_limited.lua) compares state and place of each task, adds it to the stream with its token, and
    notes when the other KEYIDs are looked at again. A token of a task that was not admitted is released.
 
-Hints of releases may be lost: each KEYID that waits has a time at which it is looked at in any case.
+A waiter that was named may leave its place free: it was cancelled, another limit blocks it, or its queue has no worker.
+Then the next ones are named. Hints of releases may be lost: each KEYID that
+waits has a time at which it is looked at in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import orjson
 
 from .envelope import LimitUse
 from .keys import GROUP, Namespace, Partition
-from .limits.store import BreakerChange, LimitStore, ReleaseRequest, TakeAnswer, TakeRequest, token_member
+from .limits.parked import wake_parked
+from .limits.store import BreakerChange, LimitStore, Released, ReleaseRequest, TakeAnswer, TakeRequest, token_member
 from .runtime import RUNTIME
 from .transport.gateway import Gateway
 from .transport.pipelining import Argument
@@ -51,6 +54,9 @@ _ORDERED_LOOK: Final = 60_000
 
 _AS_IT_IS: Final = -1
 _AFTER_ALL_OTHERS: Final = 0
+
+_OFFERS: Final = 100
+"""Largest number of times that released tokens are offered to further waiters."""
 
 _WINDOW_TTL: Final = 5.0
 """Seconds for which the number of tasks of an ordered key that may run side by side is not read again."""
@@ -82,6 +88,22 @@ class _Line(NamedTuple):
     score: bytes
     more: bool
     gone: Sequence[bytes]
+
+
+class _Round(NamedTuple):
+    """Outcome of a look.
+
+    Attributes:
+        number: Of admitted tasks.
+        wait: Seconds until the next look, None if no task waits.
+        looked: Number of tasks or KEYIDs that had their turn.
+        served: KEYID and RING of each admitted task.
+    """
+
+    number: int
+    wait: float | None
+    looked: int
+    served: set[tuple[str, str]]
 
 
 class Admitted(NamedTuple):
@@ -126,11 +148,25 @@ class Admission:
         admitted = 0
         wait: float | None = 0.0
         for _ in range(_ROUNDS):
-            count, wait, looked = await self._round(partition, _BATCH, ())
-            admitted += count
-            if not looked or wait != 0:
+            done = await self._round(partition, _BATCH, ())
+            admitted, wait = admitted + done.number, done.wait
+            if not done.looked or wait != 0:
                 break
         return Admitted(admitted, wait)
+
+    async def start_waiting(self, released: Released) -> int:
+        """Start what waited for tokens that were released. Return the number of admitted and woken tasks.
+
+        Places that a waiter leaves free are offered to the next ones, until they are taken or no one waits for them.
+        """
+        started, hints = 0, released.hints
+        for _ in range(_OFFERS):
+            number, used = await self._follow(hints)
+            started += number
+            if used >= len(hints):
+                break
+            hints = (await self._store.offer(released.places)).hints
+        return started
 
     async def admit_now(self, hints: Sequence[str]) -> int:
         """Admit tasks that waited for tokens which were released. Return their number.
@@ -138,28 +174,42 @@ class Admission:
         Args:
             hints: Waiters that a release returned, `QUEUE/PARTITION/KEYID/RING`. Others are ignored.
         """
-        admitted = 0
+        return (await self._admit_hinted(hints, attended=False))[0]
+
+    async def _follow(self, hints: Sequence[str]) -> tuple[int, int]:
+        """Wake and admit waiters. Return how many tasks were, and how many of the waiters have used their hint."""
+        woken = await wake_parked(self._gateway, self._namespace, hints)
+        admitted, used = await self._admit_hinted(hints, attended=True)
+        return woken + admitted, woken + used
+
+    async def _admit_hinted(self, hints: Sequence[str], *, attended: bool) -> tuple[int, int]:
+        """Return how many tasks were admitted, and for how many of the hints."""
+        admitted = used = 0
         for partition, lines in _by_partition(self._namespace, hints).items():
-            most = max(_LEAST, 2 * len(lines))
+            most, served = max(_LEAST, 2 * len(lines)), set[tuple[str, str]]()
             for _ in range(_ROUNDS):
-                count, _, looked = await self._round(partition, most, lines)
-                admitted += count
-                if count == 0 or count < looked:
+                done = await self._round(partition, most, lines, attended=attended)
+                admitted += done.number
+                served |= done.served
+                if done.number == 0 or done.number < done.looked:
                     break
-        return admitted
+            used += len(served.intersection(lines))
+        return admitted, used
 
     async def _round(
-        self, partition: Partition, most: int, hints: Sequence[tuple[str, str]]
-    ) -> tuple[int, float | None, int]:
-        """Look, take and admit once. Return how many tasks were admitted, the seconds until the next look, and how many
-        tasks and KEYIDs had their turn.
+        self, partition: Partition, most: int, hints: Sequence[tuple[str, str]], *, attended: bool = False
+    ) -> _Round:
+        """Look, take and admit once.
+
+        attended: only if a worker promotes the tasks of the partition; else its KEYIDs have their turn when one comes.
         """
         windows = [part for name, (number, _) in self._windows.items() for part in (name, number)]
-        args: list[Argument] = [GROUP, most, len(windows) // 2, *windows, *(part for hint in hints for part in hint)]
-        reply = await self._gateway.run(_LOOK, [partition.rings, partition.ready], args)
+        args: list[Argument] = [GROUP, most, "1" if attended else "", len(windows) // 2, *windows]
+        args += (part for hint in hints for part in hint)
+        reply = await self._gateway.run(_LOOK, [partition.rings, partition.ready, partition.promote_lock], args)
         looked_at, waited, tasks, found, rings, wait_ms = reply
         if not rings:
-            return 0, None if wait_ms < 0 else wait_ms / 1000, 0
+            return _Round(0, None if wait_ms < 0 else wait_ms / 1000, 0, set())
         candidates = [_candidate(task) for task in tasks]
         lines = [_line(line) for line in found]
         requests = [_request(partition, candidate) for candidate in candidates]
@@ -167,13 +217,14 @@ class Admission:
         store = LimitStore(self._gateway, self._namespace, self._life + 2 * waited / 1000)
         taken = await store.take(requests) if requests else None
         answers = [] if taken is None else taken.answers
-        wait_ms, admitted = await self._admit(partition, candidates, answers, lines, rings, looked_at)
+        wait_ms, served = await self._admit(partition, candidates, answers, lines, rings, looked_at)
         if taken is not None and (on_change := self._on_change) is not None:
             for change in taken.changes:
                 on_change(change)
         await self._drop(partition, candidates, answers)
         await self._read_windows(lines)
-        return admitted, None if wait_ms < 0 else wait_ms / 1000, len(candidates) or len(lines)
+        looked = len(candidates) or len(lines)
+        return _Round(len(served), None if wait_ms < 0 else wait_ms / 1000, looked, set(served))
 
     async def _admit(
         self,
@@ -183,10 +234,10 @@ class Admission:
         lines: Sequence[_Line],
         rings: Sequence[Sequence[bytes]],
         looked_at: bytes,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, list[tuple[str, str]]]:
         """Move the tasks that have tokens, and release those of tasks that were not moved.
 
-        Return the milliseconds until the next look, and how many tasks were admitted.
+        Return the milliseconds until the next look, and KEYID and RING of each admitted task.
         """
         granted = [candidate for candidate, answer in zip(candidates, answers, strict=True) if answer.granted]
         next_looks, full = _next_looks(candidates, answers, lines)
@@ -210,14 +261,14 @@ class Admission:
         wait_ms, moved = await self._gateway.run(_ADMIT, keys, args)
         if unused := [candidate for candidate, done in zip(granted, moved, strict=True) if not done]:
             await self._give_back(partition, unused)
-        return wait_ms, sum(moved)
+        served = [(task.key_id, task.ring) for task, done in zip(granted, moved, strict=True) if done]
+        return wait_ms, served
 
     async def _give_back(self, partition: Partition, unused: Sequence[_Candidate]) -> None:
         """Release tokens of tasks that another mover has admitted, or that were cancelled."""
         requests = [ReleaseRequest(_member(partition, candidate), candidate.uses) for candidate in unused]
         released = await self._store.release(requests)
-        if released.hints:
-            await self.admit_now(released.hints)
+        await self.start_waiting(released)
 
     async def _drop(
         self, partition: Partition, candidates: Sequence[_Candidate], answers: Sequence[TakeAnswer]

@@ -17,7 +17,7 @@ from ..keys import Namespace, Partition
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import queue_script
-from .store import LimitStore, ReleaseRequest, token_member
+from .store import LimitStore, Released, ReleaseRequest, token_member
 
 KEPT: Final = "p"
 """Flag of the use of a limit whose token a parked task keeps."""
@@ -34,7 +34,7 @@ def kept_text(nonce: str, uses: Sequence[LimitUse]) -> str:
     return f"{nonce} {orjson.dumps(kept).decode()}" if kept else ""
 
 
-async def renew_kept(gateway: Gateway, partition: Partition, life: float) -> tuple[float, list[str]]:
+async def renew_kept(gateway: Gateway, partition: Partition, life: float) -> tuple[float, Released]:
     """Renew the tokens of parked tasks that are due, and release those of tasks that are not parked any more.
 
     If the process dies before it has noted that, the next worker does the same: each act is idempotent.
@@ -43,11 +43,11 @@ async def renew_kept(gateway: Gateway, partition: Partition, life: float) -> tup
         life: Seconds for which a token is held without a renewal.
 
     Returns:
-        Seconds until the next call, and the waiters that may look now.
+        Seconds until the next call, and what was released.
     """
     found = await gateway.run(_LOOK, [partition.kept], [_BATCH])
     if not found:
-        return life / 3, []
+        return life / 3, Released([], [], [])
     store = LimitStore(gateway, Namespace(partition.namespace), life)
     tokens = [_token(partition, task_id, text) for task_id, text, _ in found]
     parked = [position for position, (_, _, keeps) in enumerate(found) if keeps]
@@ -59,7 +59,7 @@ async def renew_kept(gateway: Gateway, partition: Partition, life: float) -> tup
     for position, (task_id, text, _) in enumerate(found):
         args += (task_id, text, "1" if position in renewed else "")
     left = await gateway.run(_NOTE, [partition.kept], args)
-    return (0.0 if len(found) == _BATCH and left else life / 3), released.hints
+    return (0.0 if len(found) == _BATCH and left else life / 3), released
 
 
 def _token(partition: Partition, task_id: bytes, text: bytes) -> tuple[str, list[LimitUse]]:

@@ -12,6 +12,9 @@ from ..transport.scripts import queue_script
 
 _WAKE: Final = queue_script("wake_for_limit")
 
+_ATTENDED: Final = 2
+"""Reply for a task that was woken, and whose partition has a worker."""
+
 _WAITER: Final = re.compile(r"([^/]+)/([0-9]{1,9})/task:([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
 
 
@@ -30,14 +33,19 @@ def parked_task(namespace: Namespace, waiter: str) -> tuple[Partition, str] | No
 
 async def wake_for_limit(gateway: Gateway, partition: Partition, task_id: str) -> bool:
     """Wake a task that is parked for a limit, and return whether it was. A run that waits in memory asks again."""
-    keys = [partition.due, partition.nudge, partition.record(task_id)]
-    return bool(await gateway.run(_WAKE, keys, [task_id]))
+    return bool(await _wake(gateway, partition, task_id))
+
+
+async def _wake(gateway: Gateway, partition: Partition, task_id: str) -> int:
+    keys = [partition.due, partition.nudge, partition.record(task_id), partition.promote_lock]
+    woken: int = await gateway.run(_WAKE, keys, [task_id])
+    return woken
 
 
 async def wake_parked(gateway: Gateway, namespace: Namespace, hints: Sequence[str]) -> int:
-    """Wake the parked tasks among the waiters that a release returned; return how many were parked."""
-    woken = 0
+    """Wake the parked tasks among the waiters that a release returned; return how many of them a worker will resume."""
+    resumed = 0
     for hint in hints:
         if (found := parked_task(namespace, hint)) is not None:
-            woken += await wake_for_limit(gateway, *found)
-    return woken
+            resumed += await _wake(gateway, *found) == _ATTENDED
+    return resumed

@@ -152,11 +152,13 @@ class Released(NamedTuple):
     Attributes:
         hints: Waiters that may look now.
         gone: Positions of requests whose member held nothing.
+        places: Limits and keys that may have room, if there are hints.
     """
 
     hints: list[str]
     gone: list[int]
     changes: list[BreakerChange]
+    places: Sequence[LimitUse] = ()
 
 
 class TakenToken(NamedTuple):
@@ -261,7 +263,14 @@ class LimitStore:
             BreakerChange(name.decode(), state.decode(), int(until), int(calls), int(failed))
             for name, state, until, calls, failed in zip(*(changes[start::5] for start in range(5)), strict=True)
         ]
-        return Released([hint.decode() for hint in hints], gone, changed)
+        places = {(use.name, use.key): use for request in requests for use in request.uses} if hints else {}
+        return Released([hint.decode() for hint in hints], gone, changed, list(places.values()))
+
+    async def offer(self, places: Sequence[LimitUse]) -> Released:
+        """Return the next waiters of limits and keys that have room: the ones before them have left it free."""
+        if not places:
+            return Released([], [], [])
+        return await self.release([ReleaseRequest("", places)])
 
     async def renew(self, tokens: Sequence[Token]) -> list[int]:
         """Renew tokens; return the positions of those that are gone, wholly or in part."""

@@ -1,21 +1,24 @@
 -- include: tag, turns, limited
 -- Find tasks that wait for limits and have their turn. Read-only.
--- KEYS  rings, ready stream
--- ARGV  group, largest number of tasks, number of ordered limits whose tasks may run side by side, then name and number of each,
+-- KEYS  rings, ready stream, lock of the worker that promotes the due tasks of the partition
+-- ARGV  group, largest number of tasks, '1' for none while no worker has that lock (its KEYIDs are returned), number of
+--       ordered limits whose tasks may run side by side, then name and number of each,
 --       then pairs of a KEYID and its RING that are looked at whether they are due or not
 -- returns  {time in milliseconds, milliseconds for which the next message of the ready stream has waited, tasks, KEYIDs,
 --          RINGs, milliseconds until the next look, -1 for none}. Of each task {id, KEYID, RING, place, its limits as in the envelope (JSON, cut out of it), fence of its last delivery ('' for none)}. Of each
 --          KEYID {KEYID, RING, its score, '1' if more than these of its tasks may start, members that do not wait there
 --          any more...}. Of each ring {RING, its score}
+-- Without a worker, a token would wait on the stream until it expires, while others could use it.
 -- A KEYID that was served least recently comes first, with one task; then each one with its second task, and so on. Of an
 -- ordered KEYID, the first task that has not ended may start, or as many as may run side by side.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local tag = tag_of(KEYS[1])
-local most, at = tonumber(ARGV[2]), 4
+local most, at = tonumber(ARGV[2]), 5
+local unattended = ARGV[3] == '1' and redis.call('EXISTS', KEYS[3]) == 0
 local MAX_RINGS, MAX_MEMBERS = 16, 200
 local windows = {}
-for _ = 1, tonumber(ARGV[3]) do
+for _ = 1, tonumber(ARGV[4]) do
   windows[ARGV[at]] = tonumber(ARGV[at + 1])
   at = at + 2
 end
@@ -67,7 +70,7 @@ end)
 for i = #lines, most + 1, -1 do
   lines[i] = nil
 end
-local share = #lines > 0 and math.ceil(most / #lines) or 0
+local share = #lines > 0 and not unattended and math.ceil(most / #lines) or 0
 local waiting, longest = {}, 0
 for i = 1, #lines do
   local line = lines[i]
@@ -98,7 +101,7 @@ for i = 1, #lines do
       end
     end
   end
-  line.left = (left and not (ordered and live >= window)) and '1' or ''
+  line.left = (unattended or left and not (ordered and live >= window)) and '1' or ''
   waiting[i] = found
   longest = math.max(longest, #found)
 end

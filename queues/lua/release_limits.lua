@@ -2,7 +2,8 @@
 -- Release tokens of limits, correct what they have cost, and let breakers count how their tasks have ended.
 -- KEYS  clock of the limits (see limits.lua)
 -- ARGV  of each request: member, 'ok', 'error' or '' (nothing is counted), number of uses, and of each use: limit, key ('-'
---       for none), cost that was reserved, actual cost ('' for the same)
+--       for none), cost that was reserved, actual cost ('' for the same). A request of member '' releases nothing: it
+--       offers what is free to the next waiters
 -- returns  {waiters that may look now, positions (from 0) of requests whose member held nothing, changes of breakers: flat
 --          limit, 'open' or 'closed', ms until which it is open, calls and errors that were counted}
 -- Atomic: a token is removed, its cost is corrected and its outcome is counted, all or none. Idempotent: only what is
@@ -12,6 +13,8 @@
 -- it removes before it writes.
 -- As many waiters are popped as places are free now, the first of the key and the first of the limit. A waiter that starts
 -- with 'memory/' is published on the channel of the limit's waiters in place of being returned.
+-- A waiter that was popped and leaves its place free (it was cancelled, or another limit blocks it) makes its caller offer the
+-- place again. Such bytes that arrive late pop waiters that nothing wakes: these look again by themselves as well.
 -- A correction is not larger than the burst in effect, for what is due is never further away than that (see
 -- take_limits.lua), and what was paid for is not paid back twice.
 -- The window of a breaker is counted in two halves, `slot` is the number of the later one: c1 calls and e1 errors, and before
@@ -100,6 +103,20 @@ local function count_outcome(name, entry, limit, outcome)
   end
 end
 
+local function offer(name, key)
+  local limit = find_limit(name)
+  if limit and limit.hold <= NOW and not (limit.errors and limit.opened) then
+    local room = limit.total and limit.total - redis.call('ZCARD', holders(name, '-')) or 1
+    if room > 0 then
+      free(waiters(name, '-'), name, room)
+      room = limit.running and math.min(room, limit.running - redis.call('ZCARD', holders(name, key))) or room
+      if key ~= '-' and room > 0 then
+        free(waiters(name, key), name, room)
+      end
+    end
+  end
+end
+
 local at, position = 1, 0
 while at <= #ARGV do
   local member, outcome, uses = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
@@ -108,7 +125,9 @@ while at <= #ARGV do
   for first = at, at + uses * 4 - 1, 4 do
     local name, key, actual = ARGV[first], ARGV[first + 1], tonumber(ARGV[first + 3])
     local entry = key .. '/' .. member
-    if redis.call('ZREM', holders(name, '-'), entry) == 1 then
+    if member == '' then
+      offer(name, key)
+    elseif redis.call('ZREM', holders(name, '-'), entry) == 1 then
       removed = removed + 1
       free(waiters(name, '-'), name, 1)
       if key ~= '-' then

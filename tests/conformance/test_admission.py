@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 from perdure.queues import Gateway, Namespace, Partition, State, read_record
+from perdure.queues.admission import Admission
 from perdure.queues.enqueueing import BatchEnqueuer
+from perdure.queues.envelope import LimitUse
+from perdure.queues.handle import cancel_task
 from perdure.queues.keys import gate_of
 from perdure.queues.limits.definition import Limit
-from perdure.queues.limits.store import LimitStore
+from perdure.queues.limits.store import LimitStore, ReleaseRequest, token_member
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, set_partitions
 from perdure.queues.partitions.router import PartitionRouter
 
@@ -197,3 +200,79 @@ async def test_an_ordered_key_stays_in_a_closed_partition_until_its_tasks_have_e
         await release(gateway, namespace, partition, uses, name, token)
     assert await enqueuer.one(message(uses, "later")) != partition
     assert await partition_status(gateway, partition) is PartitionStatus.EMPTY
+
+
+async def attend(gateway: Gateway, partition: Partition) -> None:
+    """Let a partition have a worker that promotes its tasks."""
+    await gateway.command("SET", partition.promote_lock, "worker", "PX", 60_000)
+
+
+async def released(
+    gateway: Gateway, namespace: Namespace, partition: Partition, uses: list[LimitUse], task_id: str
+) -> int:
+    """Release the token of a task, and start what waited for it, as a worker does."""
+    store = LimitStore(gateway, namespace)
+    member = token_member(partition, task_id, await nonce(gateway, partition, task_id))
+    return await Admission(gateway, namespace, life=30).start_waiting(
+        await store.release([ReleaseRequest(member, uses)])
+    )
+
+
+@pytest.mark.parametrize("waiters", [1, 5])
+async def test_a_place_that_a_cancelled_waiter_leaves_is_offered_to_the_next_one(
+    gateway: Gateway, namespace: Namespace, waiters: int
+) -> None:
+    await publish(gateway, namespace, ALL, BOTH)
+    (first,) = await enqueue(gateway, namespace, [use(ALL)], "x")
+    await admit(gateway, first)
+    cancelled: dict[str, Partition] = {}
+    for name in map(str, range(waiters)):
+        (cancelled[name],) = await enqueue(gateway, namespace, [use(ALL), use(BOTH, name)], name)
+        await admit(gateway, cancelled[name])
+    (last,) = await enqueue(gateway, namespace, [use(ALL)], "last", queue="other")
+    await admit(gateway, last)
+    for name, partition in cancelled.items():
+        await cancel_task(gateway, partition, name, retention=60)
+    await attend(gateway, last)
+    await attend(gateway, first)
+    assert await released(gateway, namespace, first, [use(ALL)], "x") == 1
+    assert await ready(gateway, last) == ["last"]
+
+
+async def test_a_place_that_a_waiter_cannot_use_is_offered_to_the_next_one(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    another = Limit("another", total=1)
+    await publish(gateway, namespace, ALL, another)
+    (first,) = await enqueue(gateway, namespace, [use(ALL)], "x")
+    (second,) = await enqueue(gateway, namespace, [use(another)], "y")
+    await admit(gateway, first)
+    await admit(gateway, second)
+    (both,) = await enqueue(gateway, namespace, [use(ALL), use(another)], "both")
+    await admit(gateway, both)
+    (last,) = await enqueue(gateway, namespace, [use(ALL)], "last", queue="other")
+    await admit(gateway, last)
+    for partition in (first, second, both, last):
+        await attend(gateway, partition)
+    assert await released(gateway, namespace, first, [use(ALL)], "x") == 1
+    assert await ready(gateway, last) == ["last"]
+    assert await released(gateway, namespace, last, [use(ALL)], "last") == 0
+    assert await released(gateway, namespace, second, [use(another)], "y") == 1
+    assert "both" in await ready(gateway, both)
+
+
+async def test_a_queue_without_a_worker_gets_no_token(gateway: Gateway, namespace: Namespace) -> None:
+    """The token would wait on its stream until it expires; the task has its turn when a worker is there."""
+    await publish(gateway, namespace, ALL)
+    (first,) = await enqueue(gateway, namespace, [use(ALL)], "x")
+    await admit(gateway, first)
+    (other,) = await enqueue(gateway, namespace, [use(ALL)], "y", queue="other")
+    await admit(gateway, other)
+    await enqueue(gateway, namespace, [use(ALL)], "z")
+    await admit(gateway, first)
+    await attend(gateway, first)
+    assert await released(gateway, namespace, first, [use(ALL)], "x") == 1
+    assert (await ready(gateway, first))[-1] == "z"
+    assert await ready(gateway, other) == []
+    assert await released(gateway, namespace, first, [use(ALL)], "z") == 0
+    assert (await admit(gateway, other)).number == 1

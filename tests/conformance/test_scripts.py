@@ -68,7 +68,7 @@ from perdure.queues.limits.control import LimitControl
 from perdure.queues.limits.definition import Limit
 from perdure.queues.limits.kept import renew_kept
 from perdure.queues.limits.parked import wake_for_limit
-from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest
+from perdure.queues.limits.store import LimitStore, Released, ReleaseRequest, TakeRequest
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
 from perdure.queues.presence import announce
@@ -324,7 +324,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         keeps: dict[str, Any] = {"delay": 600, "waits": "limit openai", "keeps": 'n [["openai","-",1]]'}
         await park(gateway, await read_one(a), "parked", Counters(), conditions=[("limit", "openai")], **keeps)
         assert await wake_for_limit(gateway, partition, "parked")
-        assert await renew_kept(gateway, partition, 30.0) == (10.0, [])
+        assert await renew_kept(gateway, partition, 30.0) == (10.0, Released([], [], []))
         keys = [partition.record("newer"), partition.log("newer")]
         given: list[Argument] = [b"{}", "0-1", b""]
         assert await gateway.run(queue_script("dismiss"), keys, given) in (b"missing", b"changed")

@@ -33,10 +33,15 @@ def message(uses: Sequence[LimitUse], task_id: str | None = None, **arguments: A
 
 
 async def enqueue(
-    gateway: Gateway, namespace: Namespace, uses: Sequence[LimitUse], *task_ids: str, delay: float = 0
+    gateway: Gateway,
+    namespace: Namespace,
+    uses: Sequence[LimitUse],
+    *task_ids: str,
+    delay: float = 0,
+    queue: str = "default",
 ) -> list[Partition]:
     """Enqueue a task under each of these ids; return their partitions."""
-    router = PartitionRouter(gateway, namespace, "default")
+    router = PartitionRouter(gateway, namespace, queue)
     enqueuer = BatchEnqueuer(gateway, router, delay)
     found: list[Partition] = []
     async for batch in enqueuer.all(message(uses, task_id) for task_id in task_ids):

@@ -8,7 +8,6 @@ from perdure import App
 from perdure.queues.admission import Admission
 from perdure.queues.envelope import LimitUse
 from perdure.queues.limits.definition import Limit
-from perdure.queues.limits.parked import wake_parked
 from perdure.queues.limits.store import LimitStore, ReleaseRequest
 
 from tests.support.workers import wait_until
@@ -28,8 +27,7 @@ async def release(app: App, member: str, uses: Sequence[LimitUse]) -> None:
     """Release a token, and let what waited for it start, as a worker does."""
     released = await store(app).release([ReleaseRequest(member, uses)])
     producer = app.producer
-    await wake_parked(producer.gateway, producer.namespace, released.hints)
-    await Admission(producer.gateway, producer.namespace, life=30.0).admit_now(released.hints)
+    await Admission(producer.gateway, producer.namespace, life=30.0).start_waiting(released)
 
 
 async def held(app: App, name: str) -> list[str]:

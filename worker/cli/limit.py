@@ -21,7 +21,7 @@ from ...queues.limit_views import (
     waiting_for,
 )
 from ...queues.limits.control import SETTINGS, LimitControl, LimitNote, check_settings, read_setting
-from ...queues.limits.store import TOKEN_LIFE, LimitStore, LimitView
+from ...queues.limits.store import TOKEN_LIFE, LimitStore, LimitView, Released
 from ...queues.producer import Producer
 from ...queues.wording import duration, iso_time
 from .support.connection import connected, where
@@ -262,7 +262,7 @@ async def release(
         raise Failed(f"task {task!r} does not hold limit {name!r}; 'perdure limit show {name}' lists what does")
     else:
         note(f"took {name} from task {task}; if it still runs, its worker stops it, or takes the limit again")
-        await _admit(producer, released.hints)
+        await _admit(producer, released)
     return await _after(producer, name)
 
 
@@ -270,8 +270,8 @@ def _control(producer: Producer, name: str, by: str | None) -> LimitControl:
     return LimitControl(producer.gateway, producer.namespace, name, by=login() if by is None else by)
 
 
-async def _admit(producer: Producer, hints: Sequence[str]) -> None:
-    await Admission(producer.gateway, producer.namespace, life=TOKEN_LIFE).admit_now(hints)
+async def _admit(producer: Producer, released: Released) -> None:
+    await Admission(producer.gateway, producer.namespace, life=TOKEN_LIFE).start_waiting(released)
 
 
 async def _published(producer: Producer, name: str) -> LimitView:
@@ -292,7 +292,7 @@ async def _after(producer: Producer, name: str) -> Output:
     """Admit the tasks for which a change has made room, and return the limit."""
     gateway, namespace = producer.gateway, producer.namespace
     waiting = (await waiting_for(gateway, namespace, [name], most=_WOKEN))[name]
-    await _admit(producer, [key.hint for key in waiting.keys])
+    await _admit(producer, Released([key.hint for key in waiting.keys], [], []))
     details = await show_limit(gateway, namespace, name, most=20)
     if details is None:
         raise await _unknown(producer, name)

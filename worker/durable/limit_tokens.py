@@ -22,13 +22,14 @@ from ...queues.keys import LimitKeys, Namespace, Partition
 from ...queues.limits.control import note_breaker
 from ...queues.limits.definition import Limit
 from ...queues.limits.kept import KEPT, kept_text
-from ...queues.limits.parked import parked_waiter, wake_for_limit, wake_parked
+from ...queues.limits.parked import parked_waiter, wake_for_limit
 from ...queues.limits.store import (
     RENEW,
     TOKEN_LIFE,
     BreakerChange,
     LimitStore,
     Outcome,
+    Released,
     ReleaseRequest,
     TakeAnswer,
     TakeRequest,
@@ -180,18 +181,17 @@ class LimitCalls:
                 if released.changes:
                     await note_breaker(self._gateway, self._namespace, released.changes)
                 if released.hints:
-                    await self._admit(released.hints)
+                    await self._admit(released)
         except QueueError as error:
             logger.warning("could not release tokens of limits: {}; they expire", error)
         finally:
             self._releasing = None
 
-    async def _admit(self, hints: Sequence[str]) -> None:
+    async def _admit(self, released: Released) -> None:
         """Start what waited for the tokens. If it fails, each task that waits is looked at again at its time."""
-        await retry_while_unavailable(partial(wake_parked, self._gateway, self._namespace, hints))
         life = max(TOKEN_LIFE, self._lease())
         admission = Admission(self._gateway, self._namespace, life=life, on_change=log_change)
-        await retry_while_unavailable(partial(admission.admit_now, hints))
+        await retry_while_unavailable(partial(admission.start_waiting, released))
 
     def ask_for_parked(self, partition: Partition, task_id: str, token: HeldToken) -> None:
         """Let a parked task wait for a token in the limits' lists, and wake it if there is room by now."""

@@ -12,13 +12,14 @@ from perdure.queues.envelope import LimitUse
 from perdure.queues.limits.definition import Limit
 from perdure.queues.limits.kept import kept_text, renew_kept
 from perdure.queues.limits.parked import parked_task, parked_waiter, wake_for_limit, wake_parked
-from perdure.queues.limits.store import LimitStore, TakeRequest, token_member
+from perdure.queues.limits.store import LimitStore, Released, TakeRequest, token_member
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.task_places import DUE, places
 
 USES = (LimitUse("desk", "-", 1, "p"), LimitUse("other", "-"))
 LIFE = 30.0
+NOTHING = Released([], [], [])
 
 
 async def keep(gateway: Gateway, namespace: Namespace, delivery: Delivery, *, renewed_in: float = 0.0) -> str:
@@ -52,7 +53,7 @@ async def test_a_kept_token_is_renewed_while_the_task_is_parked(
 ) -> None:
     member = await keep(gateway, namespace, delivery)
     before = await gateway.command("ZSCORE", partition.kept, "x")
-    assert await renew_kept(gateway, partition, LIFE) == (10.0, [])
+    assert await renew_kept(gateway, partition, LIFE) == (10.0, NOTHING)
     assert float(await gateway.command("ZSCORE", partition.kept, "x")) >= float(before) + 10_000 - 1
     assert await keeps(gateway, partition) == kept_text("nonce", USES).encode()
     assert await holders(gateway, namespace, "desk") == [member]
@@ -92,11 +93,21 @@ async def test_a_task_that_is_parked_for_a_limit_is_woken_once(
     gateway: Gateway, partition: Partition, delivery: Delivery, namespace: Namespace
 ) -> None:
     given: dict[str, Any] = {"delay": 600, "waits": "limit desk"}
+    await gateway.command("SET", partition.promote_lock, "worker", "PX", 60_000)
     await park(gateway, delivery, "x", Counters(), conditions=[("limit", "desk")], **given)
     assert [await wake_parked(gateway, namespace, [parked_waiter(partition, "x")]) for _ in range(2)] == [1, 0]
     assert await places(gateway, partition, "x") == [DUE]
     assert (await promote_due(gateway, partition))[0] == 1
     assert not await wake_for_limit(gateway, partition, "x")
+
+
+async def test_a_parked_task_without_a_worker_leaves_the_place_to_others(
+    gateway: Gateway, partition: Partition, delivery: Delivery, namespace: Namespace
+) -> None:
+    given: dict[str, Any] = {"delay": 600, "waits": "limit desk"}
+    await park(gateway, delivery, "x", Counters(), conditions=[("limit", "desk")], **given)
+    assert await wake_parked(gateway, namespace, [parked_waiter(partition, "x")]) == 0
+    assert (await promote_due(gateway, partition))[0] == 1
 
 
 async def test_a_task_that_waits_for_something_else_is_not_woken(

@@ -173,11 +173,11 @@ class Promoter:
         from ....queues.limits.store import TOKEN_LIFE
 
         life = max(TOKEN_LIFE, self._lease())
-        wait, hints = await renew_kept(self._gateway, partition, life)
-        if hints:
+        wait, released = await renew_kept(self._gateway, partition, life)
+        if released.hints:
             from ....queues.admission import Admission
 
-            await Admission(self._gateway, Namespace(partition.namespace), life=life).admit_now(hints)
+            await Admission(self._gateway, Namespace(partition.namespace), life=life).start_waiting(released)
         return wait
 
     async def _drop(self, partition: Partition, task_id: str, limit: str) -> None:
