@@ -1,14 +1,15 @@
 -- include: tag, turns
 -- Move tasks that have tokens from their waiting lists to the ready stream, and note when the others are looked at again.
 -- KEYS  rings, ready stream, then turns of each ring, waiting list of each KEYID, record of each task
--- ARGV  number of tasks, of KEYIDs and of rings, time of the look, then of each task: id, KEYID, RING, place, fence of its last
---       delivery, nonce of its token; of each
---       KEYID: KEYID, RING, its score as look_limited.lua returned it, what comes next (milliseconds until the next look;
---       0 for after all others; -1: as it is), number of members to remove, then these; of each ring: RING, its score, milliseconds for which none of its tasks can start, 0 for none
+-- ARGV  number of tasks, of KEYIDs and of rings, time of the look, then of each task: id, KEYID, RING, place, fence of its
+--       last delivery, nonce of its token; of each KEYID: KEYID, RING, its score as look_limited.lua returned it, what comes
+--       next (milliseconds until the next look; 0 for after all others; -1: as it is), number of members to remove, then
+--       these; of each ring: RING, its score, milliseconds for which none of its tasks can start, 0 for none
 -- returns  {milliseconds until the next look, -1 for none, answers: per task 1 admitted now, 0 it does not wait there any
 --          more: the caller releases its token}
 -- Atomic per task: it is in its waiting list or on the stream, never both, never neither. One that was admitted, moved or
--- cancelled since the look has no such state, place or fence any more: a retry of an ordered KEYID has the same place. Tasks of ordered KEYIDs stay in their list until they end.
+-- cancelled since the look has no such state, place or fence any more: a retry of an ordered KEYID has the same place.
+-- Tasks of ordered KEYIDs stay in their list until they end.
 -- A mover that was frozen since its look admits none: its tokens may have expired, and a worker that gets a new message starts
 -- its task without another look (worker/durable/limit_tokens.py).
 -- A KEYID or ring that another call has changed since the look keeps what that has noted: it has seen more. Members are

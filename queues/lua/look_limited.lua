@@ -2,10 +2,11 @@
 -- Find tasks that wait for limits and have their turn. Read-only.
 -- KEYS  rings, ready stream, lock of the worker that promotes the due tasks of the partition
 -- ARGV  group, largest number of tasks, '1' for none while no worker has that lock (its KEYIDs are returned), number of
---       ordered limits whose tasks may run side by side, then name and number of each,
---       then pairs of a KEYID and its RING that are looked at whether they are due or not
+--       ordered limits whose tasks may run side by side, then name and number of each, then pairs of a KEYID and its RING
+--       that are looked at whether they are due or not
 -- returns  {time in milliseconds, milliseconds for which the next message of the ready stream has waited, tasks, KEYIDs,
---          RINGs, milliseconds until the next look, -1 for none}. Of each task {id, KEYID, RING, place, its limits as in the envelope (JSON, cut out of it), fence of its last delivery ('' for none)}. Of each
+--          RINGs, milliseconds until the next look, -1 for none}. Of each task {id, KEYID, RING, place, its limits as in
+--          the envelope (JSON, cut out of it), fence of its last delivery ('' for none)}. Of each
 --          KEYID {KEYID, RING, its score, '1' if more than these of its tasks may start, members that do not wait there
 --          any more...}. Of each ring {RING, its score}
 -- Without a worker, a token would wait on the stream until it expires, while others could use it.

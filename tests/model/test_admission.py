@@ -1,9 +1,8 @@
-"""Limited tasks under deaths and late bytes: any process may die at each of its commands, any call may arrive again, and
-another program may delete from waiting lists.
+"""Limited tasks under deaths and late bytes: any process may die at each of its commands, any call may arrive again.
 
-The model keeps which tasks run and in which order those of an ordered key came. At every moment each task is in one place,
-no limit is exceeded, and no later task of an ordered key has overtaken an earlier one. At last all of them end, and
-nothing of the lists is left.
+Another program may delete from waiting lists. The model keeps which tasks run, and in which order those of an ordered
+key came. At every moment each task is in one place, no limit is exceeded, and no later task of an ordered key has
+overtaken an earlier one. At last all of them end, and nothing of the lists is left.
 """
 
 from __future__ import annotations
@@ -190,8 +189,10 @@ class Play:
 
 
 ACTS = st.sampled_from(
-    ["enqueue", "enqueue", "enqueue", "admit", "admit", "hint", "begin", "begin", "end", "end", "end"]
-    + ["promote", "promote", "cancel", "lose", "expire", "late", "late"]
+    [
+        *("enqueue", "enqueue", "enqueue", "admit", "admit", "hint", "begin", "begin", "end", "end", "end"),
+        *("promote", "promote", "cancel", "lose", "expire", "late", "late"),
+    ]
 )
 STEPS = st.lists(st.tuples(ACTS, st.integers(0, 29), st.none() | st.integers(0, 4), st.booleans()), max_size=40)
 ALL = [("enqueue", number, None, False) for number in range(len(NAMES))]
