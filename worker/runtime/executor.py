@@ -114,7 +114,7 @@ class Executor:
         self._gate = gate
         self._webhooks = webhooks if webhooks is not None and webhooks.wanted else None
         self._resources = resources
-        self.threads = Threads(threads, slots.leak)
+        self.threads = Threads(threads, slots.leak, slots.held)
         self.extras = Extras()
         free = lambda: slots.free / slots.capacity  # noqa: E731
         self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease, limits, free, is_new)

@@ -43,6 +43,7 @@ class Slots:
         self._busy: set[asyncio.Task[Any]] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._lost_threads = 0
+        self._lost_slots = 0
         self._turn = asyncio.Lock()
         self._next_turn = 0.0
 
@@ -60,12 +61,17 @@ class Slots:
     def leaked_slots(self) -> int:
         """Number of slots whose execution does not end."""
         leaked = self._busy - self._running
-        return len(leaked) + sum(self._more.get(task, 0) for task in leaked) + self._lost_threads
+        return len(leaked) + sum(self._more.get(task, 0) for task in leaked) + self._lost_slots
+
+    @property
+    def stuck(self) -> int:
+        """Number of handlers that do not end."""
+        return len(self._busy - self._running) + self._lost_threads
 
     @property
     def used(self) -> int:
         """Number of slots that are taken, including those for which a large execution waits."""
-        return len(self._busy) + self._extra + self._lost_threads
+        return len(self._busy) + self._extra + self._lost_slots
 
     @property
     def free(self) -> int:
@@ -91,6 +97,11 @@ class Slots:
         beyond = self.free - (self.capacity + 1) // 2
         return beyond // self._largest + 1 if beyond >= 0 else int(self.free > 0 and not self.used)
 
+    def held(self) -> int:
+        """Return the number of slots of the calling execution."""
+        task = asyncio.current_task()
+        return 1 if task is None else 1 + self._more.get(task, 0)
+
     def fill(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in a slot, in a new asyncio task with its own context variables."""
         task = asyncio.get_running_loop().create_task(work)
@@ -112,8 +123,9 @@ class Slots:
         self._announce()
 
     def leak(self, change: int) -> None:
-        """Change the number of slots that handlers occupy whose thread runs on after their execution."""
-        self._lost_threads += change
+        """Add or remove the slots of one handler whose thread runs on after its execution."""
+        self._lost_threads += 1 if change > 0 else -1
+        self._lost_slots += change
         self._announce()
 
     def stay(self) -> None:

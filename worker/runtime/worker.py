@@ -225,7 +225,7 @@ class Worker:
     @property
     def stuck_handlers(self) -> int:
         """Number of handlers that ignored their cancellation and still run; their tasks were abandoned."""
-        return self._slots.leaked_slots
+        return self._slots.stuck
 
     def health(self) -> Report:
         """Return the health report. May be called from any thread, also while the event loop is blocked."""

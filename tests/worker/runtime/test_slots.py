@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from perdure import App, Context, State
+from perdure import App, Context, Retry, State, SyncContext, TaskFailed
 from perdure.worker.errors import TaskDefinitionError
 from perdure.worker.runtime.slots import Slots
 
-from tests.support.workers import bounded, running_worker, wait_until, work_off
+from tests.support.workers import BOUND, bounded, running_worker, wait_until, work_off
 
 
 def never() -> bool:
@@ -309,3 +310,25 @@ async def test_a_large_task_that_waits_can_be_cancelled(app: App) -> None:
         await wait_until(is_cancelled, "the large task is cancelled")
         end.set()
     assert ran == []
+
+
+async def test_a_thread_that_outlives_a_large_task_keeps_all_its_slots(app: App) -> None:
+    """Its memory and processors are in use until its function returns."""
+    end = threading.Event()
+
+    @app.task(slots=3, timeout=0.05, retry=Retry(max_attempts=1))
+    def encode(ctx: SyncContext) -> None:
+        end.wait(BOUND)
+
+    async with running_worker(app, concurrency=4) as worker:
+        try:
+            with pytest.raises(TaskFailed):
+                await (await encode.enqueue()).result(timeout=BOUND)
+            assert (worker.stuck_handlers, worker._slots.free) == (1, 1)
+        finally:
+            end.set()
+
+        async def returned() -> bool:
+            return (worker.stuck_handlers, worker._slots.free) == (0, 4)
+
+        await wait_until(returned, "the thread ends")

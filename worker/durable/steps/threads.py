@@ -69,15 +69,20 @@ class Threads:
         late: calls of step functions that run on.
     """
 
-    def __init__(self, most: int, on_leak: Callable[[int], None] = lambda change: None) -> None:
+    def __init__(
+        self, most: int, on_leak: Callable[[int], None] = lambda change: None, held: Callable[[], int] = lambda: 1
+    ) -> None:
         """Create the limiters.
 
         Args:
             most: number of steps that run at once.
-            on_leak: called in the event loop with 1 when a handler's thread is lost, and with -1 when it has ended.
+            on_leak: called in the event loop with the slots of a handler whose thread is lost, and with their negative
+                number when it has ended.
+            held: returns the slots of the execution that calls it.
         """
         self.most: Final = most
         self._on_leak = on_leak
+        self.held = held
         self._steps = anyio.CapacityLimiter(most)
         self._handlers = anyio.CapacityLimiter(math.inf)
         self._lost: set[_Call] = set()
@@ -106,19 +111,19 @@ class Threads:
             call.abandon()
             raise
 
-    async def run_handler(self, function: Callable[[], Any]) -> Any:
-        """Call the function of a handler in a thread. A cancelled call returns at once, and leaks a slot."""
+    async def run_handler(self, function: Callable[[], Any], slots: int = 1) -> Any:
+        """Call the function of a handler in a thread. A cancelled call returns at once, and leaks its slots."""
         loop = asyncio.get_running_loop()
 
-        def return_slot() -> None:
+        def return_slots() -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._on_leak, -1)
+                loop.call_soon_threadsafe(self._on_leak, -slots)
 
-        call = _Call(function, self._lost, return_slot)
+        call = _Call(function, self._lost, return_slots)
         try:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._handlers)
         except anyio.get_cancelled_exc_class():
-            self._on_leak(1)
+            self._on_leak(slots)
             call.abandon()
             raise
 

@@ -82,7 +82,7 @@ class ThreadSession(Generic[C]):
 
     async def run_handler(self, function: Callable[[], Any]) -> Any:
         """Call the handler in a thread, and make its calls until it returns."""
-        return await self._run(self._threads.run_handler(partial(self._main, function)))
+        return await self._run(self._threads.run_handler(partial(self._main, function), self._threads.held()))
 
     async def call(self, function: StepThread) -> Any:
         """Call the function of a step, in the thread of the session where nothing may end the wait for it.
