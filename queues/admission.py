@@ -11,13 +11,14 @@ last one of its process:
 3. The admission (admit_limited.lua) compares state and place of each task, adds it to the stream with its token, and
    notes when the other KEYIDs are looked at again. A token of a task that was not admitted is released.
 
-A waiter that was named may leave its place free: it was cancelled, another limit blocks it, or its queue has no worker.
-Then the next ones are named. Hints of releases may be lost: each KEYID that
-waits has a time at which it is looked at in any case.
+A waiter that was named may leave its place free: it was cancelled, another limit blocks it, its queue has no worker, or
+its process has died. Then the next ones are named. Hints of releases may be lost: each KEYID that waits has a time at
+which it is looked at in any case.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
@@ -57,6 +58,9 @@ _AFTER_ALL_OTHERS: Final = 0
 
 _OFFERS: Final = 100
 """Largest number of times that released tokens are offered to further waiters."""
+
+_NOTICE: Final = 0.1
+"""Seconds in which a call that waits in memory takes the token that it was notified of, unless its process has died."""
 
 _WINDOW_TTL: Final = 5.0
 """Seconds for which the number of tasks of an ordered key that may run side by side is not read again."""
@@ -159,13 +163,15 @@ class Admission:
 
         Places that a waiter leaves free are offered to the next ones, until they are taken or no one waits for them.
         """
-        started, hints = 0, released.hints
+        started, places = 0, released.places
         for _ in range(_OFFERS):
-            number, used = await self._follow(hints)
+            number, used = await self._follow(released.hints)
             started += number
-            if used >= len(hints):
+            if released.published:
+                await asyncio.sleep(_NOTICE)
+            elif used >= len(released.hints):
                 break
-            hints = (await self._store.offer(released.places)).hints
+            released = await self._store.offer(places)
         return started
 
     async def admit_now(self, hints: Sequence[str]) -> int:

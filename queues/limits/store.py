@@ -152,13 +152,20 @@ class Released(NamedTuple):
     Attributes:
         hints: Waiters that may look now.
         gone: Positions of requests whose member held nothing.
-        places: Limits and keys that may have room, if there are hints.
+        places: Limits and keys that may have room, if something waits for them.
+        published: Number of waiters in memory that were notified.
     """
 
     hints: list[str]
     gone: list[int]
     changes: list[BreakerChange]
     places: Sequence[LimitUse] = ()
+    published: int = 0
+
+    @property
+    def named(self) -> bool:
+        """Whether it has named a waiter."""
+        return bool(self.hints or self.published)
 
 
 class TakenToken(NamedTuple):
@@ -258,13 +265,16 @@ class LimitStore:
             args += (member, outcome, len(uses))
             for use in uses:
                 args += (use.name, use.key, use.cost, actual.get(use.name, "") if actual else "")
-        hints, gone, changes = await self._run(RELEASE, args, lambda: _used(request.uses for request in requests))
+        hints, gone, changes, published = await self._run(
+            RELEASE, args, lambda: _used(request.uses for request in requests)
+        )
         changed = [
             BreakerChange(name.decode(), state.decode(), int(until), int(calls), int(failed))
             for name, state, until, calls, failed in zip(*(changes[start::5] for start in range(5)), strict=True)
         ]
-        places = {(use.name, use.key): use for request in requests for use in request.uses} if hints else {}
-        return Released([hint.decode() for hint in hints], gone, changed, list(places.values()))
+        named = bool(hints or published)
+        places = {(use.name, use.key): use for request in requests for use in request.uses} if named else {}
+        return Released([hint.decode() for hint in hints], gone, changed, list(places.values()), published)
 
     async def offer(self, places: Sequence[LimitUse]) -> Released:
         """Return the next waiters of limits and keys that have room: the ones before them have left it free."""

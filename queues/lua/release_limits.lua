@@ -5,14 +5,16 @@
 --       for none), cost that was reserved, actual cost ('' for the same). A request of member '' releases nothing: it
 --       offers what is free to the next waiters
 -- returns  {waiters that may look now, positions (from 0) of requests whose member held nothing, changes of breakers: flat
---          limit, 'open' or 'closed', ms until which it is open, calls and errors that were counted}
+--          limit, 'open' or 'closed', ms until which it is open, calls and errors that were counted, number of waiters that
+--          were published}
 -- Atomic: a token is removed, its cost is corrected and its outcome is counted, all or none. Idempotent: only what is
 -- removed has an effect. So bytes that arrive twice or late, the release of a run that had lost its token, and one that
 -- follows an expiry by an operator's release do nothing. If the caller dies before, the token expires; if it dies after, or
 -- the reply is lost, the hints are lost: who waits looks again by itself. A full server accepts it, since
 -- it removes before it writes.
 -- As many waiters are popped as places are free now, the first of the key and the first of the limit. A waiter that starts
--- with 'memory/' is published on the channel of the limit's waiters in place of being returned.
+-- with 'memory/' is published on the channel of the limit's waiters in place of being returned. Its process may have died,
+-- so the caller offers the place a little later.
 -- A waiter that was popped and leaves its place free (it was cancelled, or another limit blocks it) makes its caller offer the
 -- place again. Such bytes that arrive late pop waiters that nothing wakes: these look again by themselves as well.
 -- A correction is not larger than the burst in effect, for what is due is never further away than that (see
@@ -153,15 +155,17 @@ for name, known in pairs(counts) do
   redis.call('HSET', TAG .. 'limit:' .. name, 'slot', text(known[1]), 'c0', known[2], 'e0', known[3], 'c1', known[4],
     'e1', known[5])
 end
+local published = 0
 for i = 1, #places do
   local most, name = unpack(freed[places[i]])
   local popped = redis.call('ZPOPMIN', places[i], most)
   for j = 1, #popped, 2 do
     if string.sub(popped[j], 1, 7) == 'memory/' then
       redis.call('PUBLISH', waiters(name, '-'), popped[j])
+      published = published + 1
     else
       hints[#hints + 1] = popped[j]
     end
   end
 end
-return {hints, gone, changes}
+return {hints, gone, changes, published}

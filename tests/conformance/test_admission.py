@@ -12,7 +12,7 @@ from perdure.queues.envelope import LimitUse
 from perdure.queues.handle import cancel_task
 from perdure.queues.keys import gate_of
 from perdure.queues.limits.definition import Limit
-from perdure.queues.limits.store import LimitStore, ReleaseRequest, token_member
+from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest, token_member
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, set_partitions
 from perdure.queues.partitions.router import PartitionRouter
 
@@ -259,6 +259,21 @@ async def test_a_place_that_a_waiter_cannot_use_is_offered_to_the_next_one(
     assert await released(gateway, namespace, last, [use(ALL)], "last") == 0
     assert await released(gateway, namespace, second, [use(another)], "y") == 1
     assert "both" in await ready(gateway, both)
+
+
+async def test_a_place_that_a_dead_process_leaves_is_offered_to_the_next_one(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    await publish(gateway, namespace, ALL)
+    (partition,) = await enqueue(gateway, namespace, [use(ALL)], "x")
+    await admit(gateway, partition)
+    for name in ("dead", "gone"):
+        await LimitStore(gateway, namespace).take([TakeRequest(name, [use(ALL)], waiter=f"memory/{name}")])
+    await enqueue(gateway, namespace, [use(ALL)], "last")
+    await admit(gateway, partition)
+    await attend(gateway, partition)
+    assert await released(gateway, namespace, partition, [use(ALL)], "x") == 1
+    assert (await ready(gateway, partition))[-1] == "last"
 
 
 async def test_a_queue_without_a_worker_gets_no_token(gateway: Gateway, namespace: Namespace) -> None:

@@ -180,7 +180,9 @@ class LimitCalls:
                     log_change(change)
                 if released.changes:
                     await note_breaker(self._gateway, self._namespace, released.changes)
-                if released.hints:
+                if released.published:
+                    self._do(self._admit_later(released))
+                elif released.hints:
                     await self._admit(released)
         except QueueError as error:
             logger.warning("could not release tokens of limits: {}; they expire", error)
@@ -192,6 +194,13 @@ class LimitCalls:
         life = max(TOKEN_LIFE, self._lease())
         admission = Admission(self._gateway, self._namespace, life=life, on_change=log_change)
         await retry_while_unavailable(partial(admission.start_waiting, released))
+
+    async def _admit_later(self, released: Released) -> None:
+        """Start what waited, while further tokens are released: it takes a time if a process that waited has died."""
+        try:
+            await self._admit(released)
+        except QueueError as error:
+            logger.debug("could not offer a place of a limit again: {}; what waits looks again by itself", error)
 
     def ask_for_parked(self, partition: Partition, task_id: str, token: HeldToken) -> None:
         """Let a parked task wait for a token in the limits' lists, and wake it if there is room by now."""

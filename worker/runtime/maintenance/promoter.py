@@ -174,7 +174,7 @@ class Promoter:
 
         life = max(TOKEN_LIFE, self._lease())
         wait, released = await renew_kept(self._gateway, partition, life)
-        if released.hints:
+        if released.named:
             from ....queues.admission import Admission
 
             await Admission(self._gateway, Namespace(partition.namespace), life=life).start_waiting(released)
