@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .queues.limits.definition import Breaker, Limit, Rate
     from .queues.producer import Producer
     from .queues.records import State
+    from .queues.schedules.definition import Cron, Every
     from .queues.streams import StreamItem
     from .queues.unique import Unique
     from .worker.agents.agent import Agent, Plan
@@ -92,11 +93,13 @@ __all__ = [
     "Context",
     "ContextBuilder",
     "ContextError",
+    "Cron",
     "DecryptionError",
     "EndedTask",
     "EnqueueCall",
     "Ephemeral",
     "Event",
+    "Every",
     "FileConflict",
     "First",
     "HandOffRefused",
@@ -174,11 +177,13 @@ _HOMES = {
     "Context": ".worker.context",
     "ContextBuilder": ".worker.agents.context.builder",
     "ContextError": ".worker.errors",
+    "Cron": ".queues.schedules.definition",
     "DecryptionError": ".queues.errors",
     "EndedTask": ".worker.durable.ended_task",
     "EnqueueCall": ".worker.middleware",
     "Ephemeral": ".worker.agents.journal.state",
     "Event": ".worker.durable.journal.event",
+    "Every": ".queues.schedules.definition",
     "FileConflict": ".worker.errors",
     "First": ".worker.durable.first",
     "HandOffRefused": ".queues.errors",

@@ -357,6 +357,10 @@ class CatalogError(QueueError, ValueError):
     """A task enqueued by name alone whose queue is not in the catalog, or whose arguments do not fit its schema."""
 
 
+class ScheduleError(QueueError, ValueError):
+    """A schedule cannot be used as asked: there is none, its name is taken, or what is stored cannot be read."""
+
+
 class TaskNotFound(QueueError, LookupError):
     """There is no record of the task: it was never enqueued here, or its retention has passed."""
 

@@ -31,6 +31,8 @@ on one server.
     {ns:queue:n}:rings            zset    producers, workers  rings that have waiting tasks (score: ms of the next look)
     {ns:queue:n}:kept             zset    workers             parked tasks that keep their tokens of limits (score: ms
                                                               of the next renewal)
+    {ns:queue:n}:fired:SCHEDULE   string  workers             last planned time of the schedule (ms) whose task was stored
+                                                              here; TTL of 30 days
     {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
                                                               timeline; TTL of an hour
     {ns:queue:n}:outbox           zset    scripts, workers    tasks that have ended and whose watchers are not notified
@@ -83,6 +85,10 @@ on one server.
     {ns:~limits:0}:rate:NAME:KEY  string  workers             time at which the rate of the key is unused again; TTL
     {ns:~limits:0}:cost:NAME:KEY  string  workers             time at which its costs are paid; TTL
     {ns:~limits:0}:label:NAME:KEY string  workers             encrypted text of the key for people; TTL of a day
+    {ns}:schedules                zset    workers, operators  names of schedules (score: ms of the next look)
+    {ns}:schedule:NAME            hash    workers, operators  until it is removed, or no worker has published it for a
+                                                              month; then an hour
+    {ns}:lock:schedules           string  workers             fleet lock for firing schedules; TTL of a few seconds
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:junk                     stream  all                 like that of a queue
     {ns}:junk:NAME                any     all                 like that of a queue
@@ -200,12 +206,12 @@ _TYPES: Final = {
         "unique:*",
         "registry:catalog:*",
         "clock",
-        *("rate:*", "cost:*", "label:*"),
+        *("rate:*", "cost:*", "label:*", "fired:*"),
     ),
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
-        *("control:pause:*", "join:*", "limit:*", "control:limit:*"),
+        *("control:pause:*", "join:*", "limit:*", "control:limit:*", "schedule:*"),
     ),
     "set": ("open:*",),
     "list": ("todo:*",),
@@ -214,7 +220,7 @@ _TYPES: Final = {
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
         *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
-        *("limits", "kept"),
+        *("limits", "kept", "schedules"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -324,6 +330,10 @@ class Partition:
 
     def upload(self, task_id: str, content: str) -> str:
         return f"{{{self.namespace}:{self.queue}:{self.index}}}:upload:{task_id}:{content}"
+
+    def fired(self, schedule: str) -> str:
+        """Return the key of the last planned time of a schedule that was fired here."""
+        return f"{{{self.namespace}:{self.queue}:{self.index}}}:fired:{schedule}"
 
     def limited(self, key_id: str) -> str:
         """Return the key of the tasks that wait for limits of one key, see `gate_of`."""
@@ -529,7 +539,8 @@ class Namespace:
     def shared_keys(self) -> tuple[str, ...]:
         """The keys of the namespace that are not of one worker, queue or app."""
         registries = (self.workers, self.supervisors, self.catalog, self.workspaces)
-        return (self.queues, self.deployment, self.config, self.paused, self.session_lock, *registries)
+        own = (self.queues, self.deployment, self.config, self.paused, self.schedules)
+        return (*own, self.session_lock, self.schedule_lock, *registries)
 
     @property
     def session_partitions(self) -> list[SessionPartition]:
@@ -553,6 +564,22 @@ class Namespace:
     @property
     def junk(self) -> str:
         return f"{{{self.name}}}:junk"
+
+    @property
+    def schedules(self) -> str:
+        return f"{{{self.name}}}:schedules"
+
+    def schedule(self, name: str) -> str:
+        return f"{{{self.name}}}:schedule:{name}"
+
+    @property
+    def schedule_lock(self) -> str:
+        return f"{{{self.name}}}:lock:schedules"
+
+    @property
+    def schedule_place(self) -> Partition:
+        """The place as which the tasks of schedules are encrypted. No queue has its name."""
+        return Partition(self.name, "~schedules", 0)
 
     @property
     def session_lock(self) -> str:

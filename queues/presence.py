@@ -104,10 +104,14 @@ def _whole(reported: object, name: str) -> int | None:
 
 
 class Announced(NamedTuple):
-    """Reply to a registration. started: start time of the worker in milliseconds of Redis' clock."""
+    """Reply to a registration. started: start time of the worker in milliseconds of Redis' clock.
+
+    schedules: whether the namespace has any.
+    """
 
     started: int
     config: SharedConfig
+    schedules: bool
 
 
 async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> Announced:
@@ -116,9 +120,9 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
     args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
     for name, (write, _) in _FIELDS.items():
         args += (name, write(getattr(info, name)))
-    keys = [namespace.worker(info.id), namespace.workers, namespace.config]
-    started, now, stored = await gateway.run(_REGISTER, keys, args)
-    return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)))
+    keys = [namespace.worker(info.id), namespace.workers, namespace.config, namespace.schedules]
+    started, now, stored, schedules = await gateway.run(_REGISTER, keys, args)
+    return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)), bool(schedules))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:

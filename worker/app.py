@@ -24,12 +24,14 @@ from .on_demand import keep_large_values
 from .registry import Registry, make_max_depth
 from .settings import Settings, check_settings, load_settings
 from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_lifespan
-from .task import Handler, OnOrphan, P, R, SyncHandler, Task, refuse_unknown
+from .task import Handler, OnOrphan, P, R, SyncHandler, Task, TaskCall, refuse_unknown
 
 if TYPE_CHECKING:
     from ..queues.argument_keys import By
     from ..queues.depth import MaxDepth, WhenFull
     from ..queues.limits.definition import Breaker, Limit, LimitCost, Over, Rate
+    from ..queues.schedules.definition import Cron, Every, Missed
+    from ..queues.schedules.store import ScheduleDefinition
     from ..queues.waits import AnswerReceipt
     from .agent_task import AgentTask
     from .agents.agent import Agent, S
@@ -103,6 +105,7 @@ class App:
         self.tasks = Registry(self)
         self.agents: dict[str, AgentTask[Any]] = {}
         self.limits: dict[str, Limit] = {}
+        self.schedules: dict[str, ScheduleDefinition] = {}
         if not isinstance(middleware, Iterable):
             raise ConfigurationError(f"middleware of app {name!r} must be a list, got {middleware!r}")
         self._max_depths: dict[str, MaxDepth] = {}
@@ -252,6 +255,7 @@ class App:
         max_depth: int | None = None,
         when_full: WhenFull | None = None,
         wait_limit: Duration | None = None,
+        schedule: Cron | Every | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -277,6 +281,7 @@ class App:
         max_depth: int | None = None,
         when_full: WhenFull | None = None,
         wait_limit: Duration | None = None,
+        schedule: Cron | Every | None = None,
         **unknown: Never,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
@@ -317,6 +322,8 @@ class App:
             when_full: "refuse" lets the enqueue raise `QueueFull` then, "wait" lets it wait for room. A handler never
                 waits for a queue that its own worker serves.
             wait_limit: seconds without room after which a waiting call raises `QueueFull`; 60 by default.
+            schedule: `Cron("0 2 * * *", tz="Europe/Berlin")` or `Every(300)`: enqueue the task at these times, without
+                arguments, under a schedule of its name. `App.schedule` has further options.
         """
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
@@ -328,7 +335,7 @@ class App:
             around = partial(watched, coherence=coherence)
 
         def register(function: Any) -> Task[Any, Any]:
-            return self.tasks.add(
+            task = self.tasks.add(
                 function,
                 name=name,
                 queue=queue,
@@ -352,6 +359,13 @@ class App:
                 when_full=when_full,
                 wait_limit=wait_limit,
             )
+            if schedule is not None:
+                try:
+                    self.schedule(task.name, task, schedule)
+                except Exception:
+                    self.tasks.remove(task.name)
+                    raise
+            return task
 
         return register if handler is None else register(handler)
 
@@ -522,6 +536,43 @@ class App:
             raise ConfigurationError(f"app {self.name!r} has a limit {name!r} already: use it, or another name")
         self.limits[name] = limit
         return limit
+
+    def schedule(
+        self,
+        name: str,
+        task: Task[..., Any] | TaskCall[..., Any] | AgentTask[Any] | str,
+        when: Cron | Every,
+        *,
+        args: Mapping[str, Any] | None = None,
+        jitter: Duration = 0.0,
+        missed: Missed = "once",
+        expires: Duration | None = None,
+    ) -> None:
+        """Let a task be enqueued at planned times: `app.schedule("report", report, Cron("0 2 * * *"))`.
+
+        The workers of the app publish the schedule when they start, and any worker of the namespace fires it. Each
+        planned time is fired once, by the clock of Redis.
+
+        Args:
+            name: name of the schedule in the namespace. The task of a planned time has the id `NAME-20260329T010000Z`.
+            task: a task of the app, `task.options(...)`, or its name.
+            when: `Cron` or `Every`.
+            args: arguments of the task, by name.
+            jitter: seconds by which a firing may be late, less than the time between two firings. The delay follows
+                from the name and the planned time.
+            missed: what is fired if planned times passed by more than a minute, since no worker ran: `once` enqueues
+                one task, for the last of them; `all` one for each, at most the last 100; `skip` none.
+            expires: seconds after the planned time; a task that has not started by then becomes a dead letter
+                `expired`.
+
+        Raises:
+            ConfigurationError: an argument is wrong, the app has a schedule of this name, or no such task.
+            InvalidArguments: the arguments do not fit the task.
+            PayloadTooLarge: the arguments are over the limit of one message.
+        """
+        from .schedules import declare
+
+        self.schedules[name] = declare(self, name, task, when, args=args, jitter=jitter, missed=missed, expires=expires)
 
     def queue(
         self,

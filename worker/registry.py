@@ -153,6 +153,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
         self._tasks[name] = task
         return task
 
+    def remove(self, name: str) -> None:
+        """Remove a task that could not be registered as a whole."""
+        del self._tasks[name]
+
     def entry(self, app: str) -> AppEntry:
         """Return the tasks as the catalog lists them."""
         tasks = [

@@ -208,7 +208,10 @@ class Worker:
             self._apply_config,
             app.tasks.entry(app.name),
             app.limits.values(),
+            app.schedules.values(),
+            self._wake_scheduler,
         )
+        self._schedules = anyio.Event()
         self._stop, self._stop_now = anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
 
@@ -256,6 +259,7 @@ class Worker:
         await self._gateway.load_scripts()
         await self._assignment_watcher.refresh()
         await self._registration.publish_limits(starts=True)
+        await self._registration.publish_schedules(starts=True)
         await self._registration.announce()
         self._warn_of_large_tasks()
         if self._reports:
@@ -360,6 +364,7 @@ class Worker:
                 for one in (self._promoter, janitor, wake):
                     background.start_soon(keep_running, one.run)
                 background.start_soon(keep_running, self._notices.sweep_all)
+                background.start_soon(keep_running, self._fire_schedules)
             try:
                 if burst:
                     await Burst(
@@ -392,6 +397,18 @@ class Worker:
         """Pass the partitions that this worker serves to their users."""
         self._reclaim.set_partitions(partitions)
         self._promoter.set_partitions(partitions)
+
+    def _wake_scheduler(self) -> None:
+        self._schedules.set()
+
+    async def _fire_schedules(self) -> None:
+        """Fire schedules while the namespace has any; until then, wait for a registration that finds some."""
+        while True:
+            await self._schedules.wait()
+            self._schedules = anyio.Event()
+            from .maintenance.scheduler import Scheduler
+
+            await Scheduler(self._gateway, self._namespace, self.id, lambda: self._shared.result_ttl).run()
 
     def _add_lane(self, queue: str, lane: Lane) -> None:
         """Add a lane to the route of a queue for a producer that may not, and read it."""

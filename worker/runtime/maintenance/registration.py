@@ -31,6 +31,7 @@ from ..slots import Slots
 
 if TYPE_CHECKING:
     from ....queues.limits.definition import Limit
+    from ....queues.schedules.store import ScheduleDefinition
 
 WINDOW: Final = 30.0
 """Length of the window of the rate, in seconds."""
@@ -60,6 +61,9 @@ class SettleRate:
         settled = {queue: count - before.get(queue, 0) for queue, count in counts.items()}
         return {queue: count / (now - began) for queue, count in settled.items() if count}
 
+
+_FRESH: Final = 3
+"""Registrations for which the schedules of a worker count as published."""
 
 _KEPT: Final = 3600.0
 """TTL of a registration in seconds. After two intervals the worker is presumed dead; `worker health` still knows it."""
@@ -106,6 +110,8 @@ class Registration:
         on_config: Callable[[SharedConfig], None],
         entry: AppEntry,
         limits: Collection[Limit] = (),
+        schedules: Collection[ScheduleDefinition] = (),
+        on_schedules: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the registration; `run` publishes it.
 
@@ -114,6 +120,8 @@ class Registration:
             on_config: called with the stored settings each time.
             entry: the app in the catalog of tasks.
             limits: those of the app, which are published first: tasks of an unknown limit wait.
+            schedules: those of the app.
+            on_schedules: called each time if the namespace has schedules.
         """
         self._gateway = gateway
         self._namespace = namespace
@@ -125,6 +133,9 @@ class Registration:
         self._entry = entry
         self._limits = list(limits)
         self._other_limits: set[tuple[str, str]] = set()
+        self._schedules = list(schedules)
+        self._on_schedules = on_schedules
+        self._schedule_problems: set[str] = set()
         self._published = -math.inf
         self._refused = False
         self._rates = SettleRate(settled)
@@ -150,10 +161,30 @@ class Registration:
                     name,
                 )
 
+    async def publish_schedules(self, *, starts: bool = False) -> None:
+        """Publish the schedules of the app, or renew them; log each problem once.
+
+        starts: whether the worker starts: its definitions replace others.
+        """
+        if not self._schedules:
+            return
+        from ....queues.schedules.store import ScheduleStore
+
+        store, app = ScheduleStore(self._gateway, self._namespace), self._info.app
+        fresh = _FRESH * self._info.interval
+        for problem in await store.publish(
+            self._schedules, app, aliases=self._info.aliases, starts=starts, fresh=fresh
+        ):
+            if problem not in self._schedule_problems:
+                self._schedule_problems.add(problem)
+                logger.error(problem)
+
     async def announce(self) -> None:
         announced = await announce(self._gateway, self._namespace, self._current(), _KEPT + self._info.interval)
         self._info = replace(self._info, started=announced.started)
         self._on_config(announced.config)
+        if announced.schedules:
+            self._on_schedules()
         self._health.read_succeeded()
 
     async def warn_of_other_apps(self) -> None:
@@ -188,6 +219,7 @@ class Registration:
             try:
                 await self.announce()
                 await self.publish_limits()
+                await self.publish_schedules()
                 await self._publish()
             except QueueError as error:
                 self._health.read_failed(error)
