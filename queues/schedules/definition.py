@@ -20,7 +20,6 @@ from ..envelope import check_own_id
 from ..errors import ConfigurationError
 from ..keys import check_name
 from ..runtime import RUNTIME
-from ..wording import duration
 
 Missed = Literal["skip", "once", "all"]
 """What a worker does with planned times that no worker fired: nothing, one task for the last, or one task for each."""
@@ -32,6 +31,8 @@ MAX_MISSED: Final = 100
 """Largest number of planned times that are fired at once; of more, the last ones."""
 
 _MAX_EVERY: Final = 366 * 86_400
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
 _AMBIGUOUS: Final = timedelta(hours=3)
 """Longer than the hours that a clock repeats at a change."""
 
@@ -108,7 +109,8 @@ class Every:
         return {"every": self.seconds}
 
     def __str__(self) -> str:
-        return f"every {duration(self.seconds)}"
+        unit, size = next((name, size) for name, size in _UNITS if self.seconds % size == 0)
+        return f"every {self.seconds // size} {unit}"
 
 
 @dataclass(frozen=True, slots=True)

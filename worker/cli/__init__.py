@@ -6,6 +6,7 @@
     task/                   perdure task
     queue.py                queue list, junk, metrics, partitions; task catalog
     limit.py                limit list, show, set, hold, release
+    schedule.py             schedule list, add, edit, remove, pause, resume, run, backfill
     queue_metrics.py        the Prometheus metrics
     top.py                  top: queues, workers and running tasks on a live screen
     dlq.py                  dlq list, show, replay, purge, export
@@ -49,6 +50,7 @@ COMMANDS = (
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
     LazyCommand("queue", ".queue:app", "List queues and junk, export metrics, set partitions."),
     LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),
+    LazyCommand("schedule", ".schedule:app", "List, add, change, pause and fire schedules."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
     LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
     LazyCommand("session", ".session:app", "List sessions of agents, talk in them, export and forget them."),

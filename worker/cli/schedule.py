@@ -1,0 +1,405 @@
+"""`perdure schedule`: list schedules, add and change them, fire them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import orjson
+import typer
+
+from ...queues.envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, TaskMessage
+from ...queues.handle import TaskHandle
+from ...queues.lanes import check_lane
+from ...queues.partitions.route import spread
+from ...queues.producer import Producer
+from ...queues.schedules.call import ScheduledCall
+from ...queues.schedules.definition import (
+    Cron,
+    Every,
+    Rules,
+    check_schedule_name,
+    last_times,
+)
+from ...queues.schedules.firing import message_by_hand, planned_messages
+from ...queues.schedules.store import ScheduleDefinition, ScheduledRun, ScheduleStore, StoredSchedule
+from ...queues.schedules.views import ScheduleStatus
+from ...queues.wording import duration
+from .enqueue import PriorityOption
+from .support.connection import connected, where
+from .support.errors import Failed, Misuse, misuse_of
+from .support.options import By, in_duration, login, parser, read_app, read_object
+from .support.output import Column, StderrText, Styled, Time, Value, note
+from .support.runner import LiveListing, Output, line
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+MAX_BACKFILL: Final = 1_000
+"""Largest number of planned times of one backfill."""
+
+
+class MissedOption(StrEnum):
+    """Values of `--missed`."""
+
+    SKIP = "skip"
+    ONCE = "once"
+    ALL = "all"
+
+
+@parser
+def _read_moment(text: str) -> int:
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"must be an ISO 8601 time, such as 2026-11-22T18:00Z; got {text!r}") from None
+    if found.utcoffset() is None:
+        raise ValueError(f"must have a time zone, such as {text}Z or {text}+01:00; got {text!r}")
+    return round(found.timestamp() * 1000)
+
+
+_read_name = parser(check_schedule_name)
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", parser=_read_name, help="Name of the schedule.", show_default=False)
+]
+CronText = Annotated[
+    str | None,
+    typer.Option("--cron", metavar="EXPRESSION", help="Cron expression of five fields, or six with seconds first."),
+]
+Zone = Annotated[
+    str | None, typer.Option("--tz", metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin. Default: UTC.")
+]
+Interval = Annotated[float | None, in_duration("Interval, such as 90s or 6h, in place of --cron.", positive=True)]
+Arguments = Annotated[
+    str | None, typer.Option("--args", metavar="JSON", help="Arguments of the task: a JSON object.", show_default=False)
+]
+Jitter = Annotated[float | None, in_duration("Largest delay of a firing, less than the time between two.")]
+MissedRuns = Annotated[
+    MissedOption | None,
+    typer.Option("--missed", help="What is fired for times that passed while no worker ran.", show_default="once"),
+]
+Expires = Annotated[
+    float | None, in_duration("Time after which a task that has not started becomes a dead letter.", positive=True)
+]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the pause.", show_default=False)]
+
+
+@app.callback()
+def schedule() -> None:
+    """List schedules; add, change, pause and fire them.
+
+    A schedule enqueues a task at planned times. Schedules of the code are
+    published by its workers; others are added here. Any worker of the
+    namespace fires them, each planned time once.
+    """
+
+
+@app.command("list")
+@connected
+async def list_(producer: Producer) -> LiveListing:
+    """List schedules, with their last and next runs.
+
+    Use it to see what was fired, and whether something is paused. "last task"
+    is the id of the last task that was enqueued; 'perdure task show ID' says
+    what became of it. A * marks what an operator has set in place of the code.
+
+    Example: perdure schedule list
+    """
+    found = [ScheduleStatus.of(stored) for stored in await _store(producer).read_all()]
+    listing = LiveListing(_COLUMNS, found, empty=f"there is no schedule {where(producer)}")
+    listing.parts += [StderrText(status.problem) for status in found if status.problem]
+    return listing
+
+
+@app.command()
+@connected
+async def add(
+    producer: Producer,
+    name: Name,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)],
+    *,
+    cron: CronText = None,
+    tz: Zone = None,
+    every: Interval = None,
+    args: Arguments = None,
+    of_app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="APP", parser=read_app, help="App that has the task, if several have one."),
+    ] = None,
+    jitter: Jitter = None,
+    missed: MissedRuns = None,
+    expires: Expires = None,
+    priority: Annotated[PriorityOption | None, typer.Option("--priority", help="Priority of the tasks.")] = None,
+) -> Output:
+    """Add a schedule that no code defines.
+
+    The task must be in the catalog that workers publish, and the arguments
+    must fit it. Prints the schedule.
+
+    Example: perdure schedule add nightly report --cron "0 2 * * *" --tz Europe/Berlin --args '{"days": 1}'
+    """
+    when = _when(cron, tz, every)
+    if when is None:
+        raise Misuse("give --cron or --every")
+    rules = _rules(when, None, missed, jitter)
+    lane = None if priority is None else priority.value
+    call = await _call(producer, name, task, of_app, args or "{}", lane, expires)
+    stored = await _store(producer).add(ScheduleDefinition(name, when, rules, call))
+    return _shown(stored)
+
+
+@app.command()
+@connected
+async def edit(
+    producer: Producer,
+    name: Name,
+    *,
+    cron: CronText = None,
+    tz: Zone = None,
+    every: Interval = None,
+    args: Arguments = None,
+    jitter: Jitter = None,
+    missed: MissedRuns = None,
+    expires: Expires = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Return to the definition.")] = False,
+) -> Output:
+    """Change a schedule, of the code or not.
+
+    What is set here replaces the definition until --reset, also when workers
+    start with other code. After a change of its times, the schedule fires
+    from now on. Prints the schedule.
+
+    Example: perdure schedule edit nightly --cron "30 3 * * *" --tz Europe/Berlin
+    """
+    store = _store(producer)
+    given = (cron, tz, every, args, jitter, missed, expires)
+    if reset == any(option is not None for option in given):
+        raise Misuse("give what is to change, such as --cron, or --reset")
+    read = await _existing(producer, name)
+    if reset:
+        return _shown(await store.edit(name, reset=True))
+    if tz is not None and cron is None and isinstance(read.when, Cron):
+        cron = read.when.expression
+    elif cron is not None and tz is None and isinstance(read.when, Cron):
+        tz = read.when.tz
+    when = _when(cron, tz, every)
+    rules = None
+    if (when, missed, jitter) != (None, None, None):
+        rules = _rules(when or read.when, read.rules, missed, jitter)
+    call = None
+    if args is not None:
+        envelope = orjson.loads(read.call.envelope)
+        deadline = read.call.expires if expires is None else expires
+        call = await _call(producer, name, read.call.task, read.call.app, args, None, deadline, envelope)
+    elif expires is not None:
+        call = replace(read.call, expires=expires)
+    return _shown(await store.edit(name, when=when, rules=rules, call=call))
+
+
+@app.command()
+@connected
+async def remove(producer: Producer, name: Name) -> None:
+    """Remove a schedule that was added by 'perdure schedule add'.
+
+    A schedule of the code is removed there: its workers would publish it
+    again. Tasks that were enqueued stay.
+
+    Example: perdure schedule remove nightly
+    """
+    await _existing(producer, name)
+    await _store(producer).remove(name)
+    note(f"removed schedule {name}")
+
+
+@app.command()
+@connected
+async def pause(producer: Producer, name: Name, *, by: By = None, why: Why = "") -> Output:
+    """Let a schedule fire nothing until it is resumed, also after a deploy.
+
+    Prints the schedule.
+
+    Example: perdure schedule pause nightly --why "the database is being moved"
+    """
+    await _existing(producer, name)
+    return _shown(await _store(producer).pause(name, by=login() if by is None else by, why=why))
+
+
+@app.command()
+@connected
+async def resume(producer: Producer, name: Name) -> Output:
+    """Let a paused schedule fire from now on.
+
+    Planned times of the pause are left out; 'perdure schedule backfill'
+    enqueues them. If Redis' clock was set back, so that the last firing lies
+    in the future, this begins the planned times again from now on.
+
+    Example: perdure schedule resume nightly
+    """
+    await _existing(producer, name)
+    return _shown(await _store(producer).resume(name))
+
+
+@app.command()
+@connected
+async def run(producer: Producer, name: Name) -> AsyncIterator[Output]:
+    """Enqueue the task of a schedule now, also of a paused one, and print its id.
+
+    The planned times stay as they are.
+
+    Example: perdure schedule run nightly
+    """
+    read = await _existing(producer, name)
+    message = message_by_hand(name, read.call, read.now)
+    handle: TaskHandle[Any] = await producer.send_one(message, queue=read.call.queue, unique=read.call.rule)
+    planned = ScheduledRun(read.now, handle.id, read.call.queue, read.now, "by hand")
+    await _store(producer).note_run(name, planned)
+    yield line({"id": handle.id, "existed": handle.existed}, handle.id)
+
+
+@app.command()
+@connected
+async def backfill(
+    producer: Producer,
+    name: Name,
+    *,
+    since: Annotated[
+        int, typer.Option("--since", metavar="TIME", parser=_read_moment, help="First time, ISO 8601 with a zone.")
+    ],
+    until: Annotated[
+        int | None,
+        typer.Option(
+            "--until", metavar="TIME", parser=_read_moment, help="Last time. Default: now.", show_default=False
+        ),
+    ] = None,
+) -> AsyncIterator[Output]:
+    """Enqueue a task for each planned time of a period that has passed, and print the ids.
+
+    The ids are those of the planned times: a task that is still known is left
+    alone, so the command may be repeated. At most 1,000 times.
+
+    Example: perdure schedule backfill nightly --since 2026-11-01T00:00Z --until 2026-11-07T00:00Z
+    """
+    read = await _existing(producer, name)
+    end = read.now if until is None else until
+    if not since <= end <= read.now:
+        raise Misuse("--since must be before --until, and neither in the future by Redis' clock")
+    times = last_times(read.when, since - 1, end, MAX_BACKFILL + 1)
+    if len(times) > MAX_BACKFILL:
+        raise Misuse(f"the period has more than {MAX_BACKFILL:,} planned times; give a shorter one")
+    for message in planned_messages(name, read.call, times):
+        same: Any = lambda *_: True  # noqa: E731 - the id stands for the planned time, whatever was set since
+        handle: TaskHandle[Any] = await producer.send_one(
+            message, queue=read.call.queue, unique=read.call.rule, same=same
+        )
+        yield line({"id": handle.id, "existed": handle.existed}, handle.id)
+
+
+def _store(producer: Producer) -> ScheduleStore:
+    return ScheduleStore(producer.gateway, producer.namespace)
+
+
+async def _existing(producer: Producer, name: str) -> StoredSchedule:
+    read = await _store(producer).read(name)
+    if not read.exists:
+        from ...queues.defaults import nearest
+
+        names = [stored.name for stored in await _store(producer).read_all()]
+        raise Failed(f"there is no schedule {name!r} {where(producer)}{nearest(name, names)}")
+    return read
+
+
+def _when(cron: str | None, tz: str | None, every: float | None) -> Cron | Every | None:
+    if every is not None and (cron is not None or tz is not None):
+        raise Misuse("give either --cron with --tz, or --every")
+    try:
+        if every is not None:
+            return Every(every)
+        if cron is not None:
+            return Cron(cron, tz or "UTC")
+    except (TypeError, ValueError) as error:
+        raise Misuse(str(error)) from None
+    if tz is not None:
+        raise Misuse("--tz must go with --cron")
+    return None
+
+
+def _rules(when: Cron | Every, known: Rules | None, missed: MissedOption | None, jitter: float | None) -> Rules:
+    known = known or Rules()
+    try:
+        return Rules.of(
+            when, known.missed if missed is None else missed.value, known.jitter if jitter is None else jitter
+        )
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+
+
+async def _call(
+    producer: Producer,
+    name: str,
+    task: str,
+    of_app: str | None,
+    args: str,
+    priority: Any,
+    expires: float | None,
+    envelope: dict[str, Any] | None = None,
+) -> ScheduledCall:
+    """Return the task of a schedule, checked by the catalog. envelope: the stored one, whose options are kept."""
+    with misuse_of("--args"):
+        arguments = orjson.dumps(read_object(args))
+    listed = (await producer.catalog()).find(task, app=of_app)
+    listed.check(arguments)
+    if envelope is None:
+        lane = check_lane(priority, None) or listed.lane
+        message = EnvelopeTemplate(task, app=listed.app, lane=lane).message(arguments)
+    else:
+        form = {field: value for field, value in envelope.items() if field not in ("limits", "secrets", "unique")}
+        number = None if (key := form.get("key")) is None else spread(key)
+        message = TaskMessage("0", orjson.dumps(form), arguments, number, False)
+    message = listed.limited(message)
+    message.check(DEFAULT_PAYLOAD_LIMIT, 0)
+    return ScheduledCall.of(message, task, listed.queue, listed.unique_task(), expires)
+
+
+def _shown(stored: StoredSchedule) -> Output:
+    status = ScheduleStatus.of(stored)
+    last = status.runs[0] if status.runs else None
+    paused = status.paused or {}
+    fields: dict[str, Value] = {
+        "schedule": status.name,
+        "times": _starred(status, "when", status.when),
+        "task": status.task,
+        "queue": status.queue,
+        "arguments": _starred(status, "call", orjson.dumps(status.arguments).decode()),
+        "missed": _starred(status, "rules", status.missed),
+        "jitter": duration(status.jitter) if status.jitter else None,
+        "expires": duration(status.expires) if status.expires else None,
+        "owner": f"code of app {status.app}" if status.owner == "code" else "operators",
+        "state": status.state or None,
+        "paused by": " ".join(filter(None, (str(paused.get("by") or ""), str(paused.get("why") or "")))) or None,
+        "last": None if last is None else Time(last.planned, more=f": task {last.task_id}"),
+        "next": None if status.next is None else Time(status.next, more=f": task {status.next_task}"),
+        "problem": status.problem or None,
+    }
+    return Output(status.summary(), fields)
+
+
+def _starred(status: ScheduleStatus, part: str, text: str | None) -> str | None:
+    return f"{text}*" if part in status.edited else text
+
+
+_COLUMNS: Final[Sequence[Column[ScheduleStatus]]] = (
+    Column("schedule", lambda status: status.name, least=8),
+    Column("times", lambda status: _starred(status, "when", status.when), least=9),
+    Column("task", lambda status: status.task, least=6),
+    Column("queue", lambda status: status.queue, wide=True),
+    Column("app", lambda status: status.app or None, wide=True),
+    Column("owner", lambda status: status.owner, wide=True),
+    Column("missed", lambda status: status.missed, wide=True),
+    Column("last", lambda status: Time(status.runs[0].planned) if status.runs else None),
+    Column("last task", lambda status: status.runs[0].task_id if status.runs else None, least=12, fold=True),
+    Column("next", lambda status: Time(status.next) if status.next else None),
+    Column("state", lambda status: Styled(status.state, "yellow") if status.state else None, least=8),
+)
