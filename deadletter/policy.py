@@ -46,6 +46,8 @@ class Reason(StrEnum):
     IN_DOUBT = "in_doubt"
     """A risky step was cut off, and an operator must find out whether its effect happened."""
 
+    EXPIRED = "expired"
+    """No worker had started it by its deadline."""
     ORPHANED_STEPS = "orphaned_steps"
     """Its handler returned without asking for recorded steps."""
 

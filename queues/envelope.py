@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .defaults import Seconds
-from .durations import Duration, to_seconds
+from .defaults import MAX_SECONDS, Seconds
+from .durations import Duration, Moment, seconds_until, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .json_form import encodable, named_numbers
 from .keys import DATA_FORMAT, NAME_PATTERN, gate_of
@@ -81,11 +81,15 @@ def new_task_id() -> str:
     return RUNTIME.task_id()
 
 
+MAX_TIME: Final = 1e12
+"""Latest deadline of a task, in seconds since the epoch."""
+
+
 class Options(BaseModel):
     """Options of a run that the producer sets. For None, the definition of the task decides.
 
     timeout: seconds that one run may take. max_attempts: attempts before the task is given up. result_ttl: seconds for
-    which the outcome is kept.
+    which the outcome is kept. expires: time by which the task must have started, in seconds since the epoch.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -93,18 +97,29 @@ class Options(BaseModel):
     timeout: Seconds | None = None
     max_attempts: Annotated[int, Field(ge=1)] | None = None
     result_ttl: Seconds | None = None
+    expires: Annotated[float, Field(gt=0, le=MAX_TIME)] | None = None
 
 
 _NO_OPTIONS: Final = Options()
 
 
-def make_options(timeout: Duration | None, max_attempts: int | None, result_ttl: Duration | None) -> Options:
-    """Return the options of a run, with durations in seconds."""
+def make_options(
+    timeout: Duration | None, max_attempts: int | None, result_ttl: Duration | None, expires: Moment | None = None
+) -> Options:
+    """Return the options of a run, with durations in seconds. Raises `ValueError`, `TypeError`."""
     return Options(
         timeout=None if timeout is None else to_seconds(timeout, "timeout"),
         max_attempts=max_attempts,
         result_ttl=None if result_ttl is None else to_seconds(result_ttl, "result_ttl"),
+        expires=None if expires is None else _deadline(expires),
     )
+
+
+def _deadline(expires: Moment) -> float:
+    seconds = seconds_until(expires, "expires")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"expires must be more than 0 seconds and at most {MAX_SECONDS:.0e}, got {expires!r}")
+    return RUNTIME.wall_clock() + seconds
 
 
 MAX_TAGS: Final = 16

@@ -151,6 +151,7 @@ class Producer:
         timeout: Duration | None = None,
         max_attempts: int | None = None,
         result_ttl: Duration | None = None,
+        expires: Moment | None = None,
         durability: Replicated | None = None,
         tags: Collection[str] = (),
         unique: Unique | Literal[False] | None = None,
@@ -173,6 +174,8 @@ class Producer:
             task_id: An id chosen by the caller makes the call idempotent: a task that is stored already, under the
                 same key, is left alone if it has the same name and arguments.
             timeout, max_attempts, result_ttl: See `Options`.
+            expires: Seconds, a timedelta or a datetime: a task that has not started by then becomes a dead letter
+                `expired`.
             durability: "replicated" waits until replicas have the task.
             tags: Words by which people find the task in lists.
             unique: Rule for tasks of which one of each key may be there. Default: that of the catalog, if no queue is
@@ -202,8 +205,8 @@ class Producer:
         if queue is None:
             listed = await self._listed(task, app)
             lane = lane or listed.lane
-        if headers or tags or (timeout, max_attempts, result_ttl) != (None, None, None):
-            options = make_options(timeout, max_attempts, result_ttl)
+        if headers or tags or (timeout, max_attempts, result_ttl, expires) != (None, None, None, None):
+            options = make_options(timeout, max_attempts, result_ttl, expires)
             form = EnvelopeTemplate(task, headers, options, tags, app=app, lane=lane)
         else:
             form = _plain(task, app, lane)

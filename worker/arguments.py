@@ -32,6 +32,7 @@ CALL_OPTIONS: Final = (
     "timeout",
     "max_attempts",
     "result_ttl",
+    "expires",
     "durability",
     "tags",
     "unique",

@@ -9,6 +9,7 @@ PerdureError
 │   │   └── TaskIdle            a run exceeded its idle limit
 │   ├── Incoherent              an agent failed a coherence check
 │   ├── UnknownTask             no handler is registered for the task on this worker
+│   ├── TaskExpired             no worker had started the task by its deadline
 │   ├── WrongApp                the task belongs to another app than this worker runs
 │   ├── SpawnRefused            a child cannot be spawned or joined here; nothing was enqueued
 │   ├── ChildFailed             a spawned child ended without a result
@@ -151,6 +152,16 @@ class UnknownTask(TaskError, LookupError):
     def __init__(self, task: str, known: list[str]) -> None:
         super().__init__(f"no handler for task {task!r} on this worker; registered: {', '.join(known) or 'none'}")
         self.task = task
+
+
+class TaskExpired(TaskError):
+    """No worker had started the task by its deadline. late: seconds after it."""
+
+    def __init__(self, task: str, late: float) -> None:
+        super().__init__(
+            f"task {task!r} was to start by its deadline, which passed {late:.1f} s before a worker took it"
+        )
+        self.late = late
 
 
 class WrongApp(TaskError, LookupError):

@@ -82,7 +82,7 @@ def _call(app: App, name: str, task: object) -> TaskCall[..., Any]:
             f"schedule {name!r}: its task must be a task of app {app.name!r}, got {call.task.name!r} of another app"
         )
     refused: dict[str, object] = {"delay": call.delay, "task_id": call.task_id, "durability": call.durability}
-    refused |= {"max_depth": call.max_depth}
+    refused |= {"max_depth": call.max_depth, "expires": call.limits.expires}
     if given := [option for option, value in refused.items() if value]:
         raise ConfigurationError(f"schedule {name!r}: its task cannot have the option {given[0]}")
     return call

@@ -330,6 +330,7 @@ class Task(Generic[P, R]):
         timeout: Duration | None = None,
         max_attempts: int | None = None,
         result_ttl: Duration | None = None,
+        expires: Moment | None = None,
         durability: Replicated | None = None,
         tags: Collection[str] = (),
         unique: Unique | Literal[False] | None = None,
@@ -355,6 +356,8 @@ class Task(Generic[P, R]):
                 `enqueue_stream`, a list of ids or a function of the arguments.
             headers: text for the handler and for middleware, `ctx.headers`.
             timeout, max_attempts, result_ttl: in place of the task's.
+            expires: seconds from now on, a timedelta or a datetime: a task that no worker has started by then becomes a
+                dead letter `expired` when a worker takes it.
             durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
                 in time.
             tags: words by which `perdure task list --tag` finds the task.
@@ -367,7 +370,12 @@ class Task(Generic[P, R]):
         if unknown:
             problem = unknown_option("option of a call", unknown, CALL_OPTIONS, CALL_WORDS)
             raise InvalidArguments(self.name, problem)
-        wish = make_options(timeout, max_attempts, result_ttl)
+        try:
+            wish = make_options(timeout, max_attempts, result_ttl, expires)
+        except (TypeError, ValueError) as error:
+            if expires is None:
+                raise
+            raise InvalidArguments(self.name, str(error)) from None
         try:
             lane = check_lane(priority, idle)
         except ValueError as error:

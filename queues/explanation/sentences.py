@@ -668,6 +668,7 @@ REMEDIES: Final[Mapping[str, str]] = {
         "find out whether the effect of the step happened, then run: perdure task resolve {id} STEP with "
         f"--result JSON, --failed TEXT or --run-again; then: {_REPLAY}"
     ),
+    "expired": f"start more workers, or give it a later deadline; to run it without one: {_REPLAY}",
     "orphaned_steps": f"give the steps their former names and run: {_REPLAY}; with --fresh all steps run again",
 }
 """Remedy by the reason of a dead letter; `{id}` is the id of the task, `{app}` the name of its app."""

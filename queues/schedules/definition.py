@@ -173,7 +173,7 @@ class Cron:
             for minute in library.CronSim(" ".join(fields[-5:]), (start - _AMBIGUOUS).astimezone(zone)):
                 yield from (minute.astimezone(UTC) + timedelta(seconds=second) for second in seconds)
         except library.CronSimError as error:
-            if _reads(library, [*fields[:-2], "*", fields[-1]]):
+            if len(fields) in (5, 6) and _reads(library, [*fields[:-2], "*", fields[-1]]):
                 return  # no month of the field has such a day
             problem = str(error).lower().removeprefix("bad ")
             raise ValueError(

@@ -54,7 +54,7 @@ from .settler import Settler
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .stages.crash_limit import CrashLimit
-from .stages.execution import Execution, Stage, check_limits
+from .stages.execution import Execution, Stage, check_deadline, check_limits
 from .stages.handler_call import HandlerCall, await_late_steps, outcome_of_stop
 from .stages.previous_run import LoadHistory, Resume
 from .stages.successor import Continue
@@ -127,11 +127,12 @@ class Executor:
         self._settle_stop = build_chain([*middleware, *own], "settle", self._store, shown=2, must_call=True)
         self._resume = Resume(gateway)
         check, find, decode = CheckVersion(settings), FindTask(registry, settings), DecodeArguments(settings)
-        self._first_stages: tuple[Stage, ...] = (check, find, decode, check_limits)
+        self._first_stages: tuple[Stage, ...] = (check, find, check_deadline, decode, check_limits)
         self._stages: tuple[Stage, ...] = (
             LoadHistory(gateway),
             check,
             find,
+            check_deadline,
             CrashLimit(gateway),
             DecryptHistory(settings),
             CheckTaskVersion(settings),

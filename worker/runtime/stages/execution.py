@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from ....deadletter.policy import Reason, backoff
 from ....queues.errors import InvalidLimitUse, PerdureError
+from ....queues.transport.backoff import retry_while_unavailable
+from ....queues.transport.scripts import milliseconds
 from ...context import Context
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason
+from ...errors import TaskExpired
+from ...log import log_wait
 from ...on_demand import confirm_limits
 from ...task import Task
 from ..outcome import Burial, Limited, Outcome, Rerun
@@ -53,6 +58,27 @@ def check_limits(execution: Execution) -> Coroutine[Any, Any, Outcome | None] | 
     """Stage: start a limited task only with the tokens of its limits; without room it waits in their list."""
     limited = execution.run.envelope.limits or execution.task.limits is not None
     return _confirm_limits(execution) if limited else None
+
+
+def check_deadline(execution: Execution) -> Coroutine[Any, Any, Outcome | None] | None:
+    """Stage: bury a task that has not started by its deadline, by the clock of Redis."""
+    if execution.run.envelope.options.expires is None:
+        return None
+    return _check_deadline(execution, execution.run.envelope.options.expires)
+
+
+async def _check_deadline(execution: Execution, expires: float) -> Outcome | None:
+    """A replayed task has no deadline: an operator wants it to run."""
+    run = execution.run
+    history = run.history
+    counters = history.counters
+    if counters.attempts or counters.crashes or history.replays or history.entries or history.quarantined:
+        return None
+    read = partial(run.gateway.command, "TIME", node_of=run.delivery.partition.ready)
+    now = milliseconds(await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}"))) / 1000
+    if now < expires:
+        return None
+    return Burial(Reason.EXPIRED, counters, TaskExpired(run.envelope.task, now - expires))
 
 
 async def _confirm_limits(execution: Execution) -> Outcome | None:
