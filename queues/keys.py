@@ -119,6 +119,7 @@ Channels of pub/sub:
     {ns:queue:n}:stream:ID:NAME  the task has emitted items; the message is the number of the last one
     {ns:~sessions:n}:session:ID   a turn of the session has ended or failed
     {ns:~limits:0}:waiters:NAME   a token of the limit is free; the message is the waiter whose turn it is
+    {ns:~schedules}:changed  a schedule was added or changed
     {ns:worker}:ID           a task that the worker runs is to be cancelled: it renews its leases, and reads the request
 """
 
@@ -575,6 +576,10 @@ class Namespace:
     @property
     def schedule_lock(self) -> str:
         return f"{{{self.name}}}:lock:schedules"
+
+    @property
+    def schedule_channel(self) -> str:
+        return f"{{{self.name}:~schedules}}:changed"
 
     @property
     def schedule_place(self) -> Partition:

@@ -277,7 +277,11 @@ class ScheduleStore:
             "" if ttl is None else ttl,
         ]
         flat = [item for pair in change.items() for item in pair]
-        return bool(await self._gateway.run(_WRITE, keys, [*args, *flat]))
+        changed = bool(await self._gateway.run(_WRITE, keys, [*args, *flat]))
+        if changed and look == 0:
+            with suppress(QueueError):  # a hint: workers look once a second
+                await self._gateway.command("PUBLISH", self._namespace.schedule_channel, read.name)
+        return changed
 
     async def _change(
         self, name: str, make: Callable[[StoredSchedule], tuple[Change, int | Literal["-"] | None, int | None] | None]

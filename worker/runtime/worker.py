@@ -408,7 +408,7 @@ class Worker:
             self._schedules = anyio.Event()
             from .maintenance.scheduler import Scheduler
 
-            await Scheduler(self._gateway, self._namespace, self.id, lambda: self._shared.result_ttl).run()
+            await Scheduler(self.app.producer, self.id, lambda: self._shared.result_ttl).run()
 
     def _add_lane(self, queue: str, lane: Lane) -> None:
         """Add a lane to the route of a queue for a producer that may not, and read it."""

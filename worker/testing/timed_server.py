@@ -156,6 +156,10 @@ class TimedServer:
                 last, space, entry = self._execute("GET", key).partition(b" ")
                 self._execute("SET", key, b"%d" % (int(last) + skipped) + space + entry, "KEEPTTL")
                 self._prolong(key, skipped)
+        for namespace in self._namespaces() if workers else ():
+            for name in self._execute("ZRANGE", namespace + b":schedules", 0, -1):
+                if self._execute("HEXISTS", schedule := namespace + b":schedule:" + name, "seen"):
+                    self._execute("HINCRBY", schedule, "seen", skipped)
         for key in [key for key in self.registries if key in self._items]:
             _, _, name = key.partition(b"}:registry:")
             if name.startswith(b"worker:") and name[7:] in workers:
@@ -194,7 +198,27 @@ class TimedServer:
                 found.left.append(f"no worker has looked at queue {queue!r} yet")
             self._add_scheduled(found, queue, tag, only)
             self._add_messages(found, queue, tag + b":ready", workers, lease)
+        for namespace in self._namespaces():
+            self._add_schedules(found, namespace + b":schedules")
         return found
+
+    def _namespaces(self) -> set[bytes]:
+        """Return the tags of the namespaces whose queues are served and that have schedules."""
+        tags = {tag.split(b":")[0] + b"}" for tag in self._served()}
+        return {tag for tag in tags if tag + b":schedules" in self._items}
+
+    def _add_schedules(self, found: Work, schedules: bytes) -> None:
+        now = math.floor(self.time.now() * 1000)
+        for name, score in self._scored("ZRANGE", schedules, 0, -1, "WITHSCORES"):
+            if score <= now:
+                found.left.append(f"schedule {name.decode('utf-8', 'replace')} is due, and not fired")
+            else:
+                found.due = min(found.due, math.ceil(score) / 1000)
+
+    def _scored(self, *command: str | bytes | int) -> Iterator[tuple[bytes, float]]:
+        reply = self._execute(*command)
+        for member, score in zip(reply[::2], reply[1::2], strict=True):
+            yield member, float(score)
 
     def _add_scheduled(self, found: Work, queue: str, tag: bytes, only: Collection[str] | None) -> None:
         due, now = tag + b":due", math.floor(self.time.now() * 1000)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 import anyio
 
 from ....queues.delivery.fleet_locks import acquire_fleet_locks
-from ....queues.errors import ConfigurationError, QueueError
-from ....queues.keys import Namespace
+from ....queues.errors import ConfigurationError, QueueError, Refused, Unavailable
+from ....queues.producer import Producer
 from ....queues.runtime import RUNTIME
 from ....queues.schedules.firing import Fired, ScheduleFirer
-from ....queues.transport.gateway import Gateway
 from ...log import FirstOfEach, logger
 from ...loop_errors import LoopErrors
 
 _MAX_SLEEP: Final = 1.0
-"""Longest sleep in seconds: so late a new or changed schedule may be noticed."""
+"""Longest sleep in seconds: so late a new or changed schedule may be noticed if its notification was lost."""
 
 _LOCK_TTL: Final = 2.5
 """TTL of the lock in seconds: how late a firing can be if the lock holder dies."""
@@ -33,10 +34,12 @@ class Scheduler:
     twice, and a holder that dies is followed by another one after the TTL.
     """
 
-    def __init__(self, gateway: Gateway, namespace: Namespace, worker: str, retention: Callable[[], float]) -> None:
-        """retention: returns the seconds for which the record of a task is kept that a unique one replaces."""
-        self._gateway = gateway
-        self._namespace = namespace
+    def __init__(self, producer: Producer, worker: str, retention: Callable[[], float]) -> None:
+        """Args:
+        worker: id of this worker.
+        retention: returns the seconds for which the record of a task is kept that a unique one replaces.
+        """
+        self._producer = producer
         self._worker = worker
         self._retention = retention
         self._errors = LoopErrors("fire schedules")
@@ -45,19 +48,29 @@ class Scheduler:
     async def run(self) -> None:
         """Fire schedules; return when there is none any more."""
         wait: float | None = 0.0
-        while wait is not None:
-            await anyio.sleep(wait)
-            wait = await self._round()
+        async with AsyncExitStack() as stack:
+            changed = None
+            while wait is not None:
+                if changed is None:
+                    channel = self._producer.namespace.schedule_channel
+                    try:
+                        listening = self._producer.notifications.listen(channel)
+                        changed = await stack.enter_async_context(listening)
+                    except (Unavailable, Refused) as error:
+                        self._errors.note(error)
+                with anyio.move_on_after(wait):
+                    await (anyio.sleep_forever() if changed is None else changed.get())
+                wait = await self._round()
 
     async def _round(self) -> float | None:
         """Fire what has come. Return the seconds until the next round, None if there are no schedules."""
-        lock = self._namespace.schedule_lock
+        gateway, namespace = self._producer.gateway, self._producer.namespace
+        acquire = partial(acquire_fleet_locks, gateway, {"": namespace.schedule_lock}, self._worker, _LOCK_TTL)
         try:
-            waits = await acquire_fleet_locks(self._gateway, {"": lock}, self._worker, _LOCK_TTL, renew=True)
+            waits = await acquire(renew=True)
             if another := waits[""]:
                 return another * RUNTIME.uniform(1.0, 1.2)
-            firer = ScheduleFirer(self._gateway, self._namespace, retention=self._retention())
-            done = await firer.fire_due()
+            done = await ScheduleFirer(gateway, namespace, retention=self._retention()).fire_due()
         except QueueError as error:
             self._errors.note(error)
             return _MAX_SLEEP
