@@ -72,6 +72,10 @@ from perdure.queues.limits.store import LimitStore, Released, ReleaseRequest, Ta
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
 from perdure.queues.presence import announce
+from perdure.queues.schedules.call import ScheduledCall
+from perdure.queues.schedules.definition import Every, Rules
+from perdure.queues.schedules.firing import ScheduleFirer
+from perdure.queues.schedules.store import ScheduleDefinition, ScheduleStore
 from perdure.queues.sessions.record import SessionAddress, SessionCorrection, read_session
 from perdure.queues.sessions.removal import forget_session
 from perdure.queues.sessions.turns import (
@@ -232,6 +236,19 @@ async def known(producer: Producer, task_id: str) -> TaskHandle[Any]:
     return found
 
 
+async def fire(gateway: Gateway, namespace: Namespace) -> None:
+    """Fire a schedule, and cancel its task."""
+    message = EnvelopeTemplate("t").message(b"{}")
+    call = ScheduledCall.of(message, "t", "default")
+    store = ScheduleStore(gateway, namespace)
+    read = await store.add(ScheduleDefinition("hourly", Every(3600), Rules(), call))
+    assert await store.write(read, {"last": read.now - 3_600_000}, look=0)
+    [fired] = (await ScheduleFirer(gateway, namespace, retention=60.0).fire_due()).fired
+    partition = namespace.partition("default")
+    assert await cancel_task(gateway, partition, fired.run.task_id, retention=60.0) is State.CANCELLED
+    await store.remove("hourly")
+
+
 async def live(gateway: Gateway, namespace: Namespace) -> None:
     """Call every script once; the heartbeat, which has a client of its own, is in test_leases.py."""
     partition = namespace.partition("default")
@@ -255,6 +272,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert (await update_value(gateway, partition, "park", "speed", 2)).task_id == "park"
         assert [value.value for value in await read_task_values(gateway, partition, "park")] == [2]
         await limit(gateway, namespace)
+        await fire(gateway, namespace)
         unique = namespace.unique("0" * 32)
         assert (await write_marker(gateway, unique, b"x", b"", 60_000)).taken
         await gateway.command("ZADD", partition.waiting, 1, "gone")

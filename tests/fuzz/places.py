@@ -35,6 +35,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "retentions": "zset",
         "versions": "zset",
         "task_versions": "zset",
+        "fired": "string",
         "promote_lock": "string",
         "clean_lock": "string",
         "sweep_lock": "string",
@@ -71,6 +72,9 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
     Namespace: {
         "junk": "stream",
         "session_lock": "string",
+        "schedule_lock": "string",
+        "schedules": "zset",
+        "schedule": "hash",
         "queues": "hash",
         "deployment": "hash",
         "sharing": "zset",
@@ -97,7 +101,7 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
     LimitKeys: frozenset({"namespace", "place", "of_uses"}),
     Namespace: frozenset(
         {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
-        | {"limits"}
+        | {"limits", "schedule_channel", "schedule_place"}
     ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""

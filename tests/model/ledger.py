@@ -265,6 +265,28 @@ class Ledger:
             return None
         return self._place(delay, task, envelope, args)
 
+    def fire_schedule(
+        self, task: str, envelope: bytes, args: bytes, *, planned: int, epoch: int, delay: int, ended: bool
+    ) -> int:
+        """Store the task of a planned time, unless this one or a later one was fired."""
+        fired = self.at.fired("hourly")
+        last = self.held.strings.get(fired, b"0 0")
+        assert isinstance(last, bytes)
+        if (epoch, planned) <= tuple(map(int, last.split())) or (answer := self._stored(task)) == 0:
+            return 0
+        if answer == -1 or ended:
+            return answer if answer == -1 else -2
+        first = self._earliest()
+        due = self._schedule(task, delay)
+        kept: Hash = {"state": "scheduled", "at": Moment(), "due": due, "env": envelope, "args": args}
+        self.held.put(self.at.record(task), kept)
+        self._list(task, by_producer=True)
+        self.held.strings[fired] = b"%d %d" % (epoch, planned)
+        self.held.expire(HOUR, fired)
+        if first is None or self.held.now + delay < first:
+            self.nudge("due")
+        return 1
+
     def _place(self, delay: int, task: str, envelope: bytes, args: bytes) -> int:
         """Add the message or the due time of a task that has no state yet."""
         record, first = self.at.record(task), self._earliest()

@@ -426,6 +426,21 @@ class Queues(RuleBasedStateMachine):
             most = [] if limit is None else [limit]
             self.store("enqueue_one", keys, [task, envelope, args, delay, until, "", "", "", "", *most], expected)
 
+    @rule(task=tasks, planned=few, epoch=few, delay=delays, claimed=rarely, ended=rarely)
+    def fire_schedule(
+        self, task: str, planned: int, epoch: int, delay: int, claimed: bool = False, ended: bool = False
+    ) -> None:
+        """Fire a planned time of a schedule, under a claim of a unique key or without. ended: that has ended."""
+        at = self.partition
+        envelope, args, _ = self.message(task, 0, False)
+        keys = [at.due, at.nudge, at.closed, at.timeline, at.record(task), at.fired("hourly")]
+        until: int | str = 1 if ended else 2**53 if claimed else ""
+        given: dict[str, Any] = {"planned": planned, "epoch": epoch, "delay": delay, "ended": ended}
+        for _ in range(2):
+            expected = self.ledger.fire_schedule(task, envelope, args, **given)
+            arguments: list[Argument] = [task, envelope, args, planned, delay, HOUR, until, "", epoch]
+            self.store("fire_schedule", keys, arguments, expected)
+
     @rule(task=tasks, chunks=few, missing=rarely, late=rarely)
     def reset(self, task: str, chunks: int, missing: bool, late: bool) -> None:
         """Replace an ended task. late: the caller has read the record before it was replaced once already."""

@@ -8,11 +8,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from perdure import App, Context, Cron, Every, InvalidArguments, TaskFailed
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues.errors import ConfigurationError, PayloadTooLarge
 from perdure.queues.schedules.store import ScheduleStore
 from perdure.testing import PerdureClock, run_worker
 
-from tests.support.workers import bounded, running_worker, wait_until
+from tests.support.workers import bounded, letter, running_worker, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -131,7 +132,7 @@ async def test_a_task_that_has_not_started_by_its_deadline_is_a_dead_letter(app:
             await bounded(handle.result())
         assert raised.value.reason == "expired"
         assert await bounded(in_time.result()) == "done"
-        await handle.replay()
+        assert await replay(app.producer.gateway, await letter(app, handle), Replay())
         assert await bounded(handle.result()) == "done", "an operator wants it to run"
     assert ran == [in_time.id, handle.id]
 
