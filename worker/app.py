@@ -572,7 +572,9 @@ class App:
         """
         from .schedules import declare
 
-        self.schedules[name] = declare(self, name, task, when, args=args, jitter=jitter, missed=missed, expires=expires)
+        self.schedules[name] = declare(
+            self, self.tasks, self.schedules, name, task, when, args=args, jitter=jitter, missed=missed, expires=expires
+        )
 
     def queue(
         self,

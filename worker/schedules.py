@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..queues.defaults import MAX_SECONDS, nearest
 from ..queues.durations import Duration, to_seconds
@@ -14,14 +14,13 @@ from ..queues.schedules.call import ScheduledCall
 from ..queues.schedules.definition import Rules, check_schedule_name, check_when
 from ..queues.schedules.store import ScheduleDefinition
 from .agent_task import AgentTask
-from .task import Task, TaskCall
-
-if TYPE_CHECKING:
-    from .app import App
+from .task import Task, TaskCall, TaskOwner
 
 
 def declare(
-    app: App,
+    app: TaskOwner,
+    tasks: Mapping[str, Task[Any, Any]],
+    known: Collection[str],
     name: str,
     task: object,
     when: object,
@@ -31,17 +30,23 @@ def declare(
     missed: str = "once",
     expires: Duration | None = None,
 ) -> ScheduleDefinition:
-    """Return a schedule of an app. Raises `ConfigurationError`, `InvalidArguments`, `PayloadTooLarge`."""
+    """Return a schedule of an app.
+
+    Args:
+        tasks: The tasks of the app. known: names of its schedules.
+
+    Raises `ConfigurationError`, `InvalidArguments`, `PayloadTooLarge`.
+    """
     try:
         check_schedule_name(name)
-        if name in app.schedules:
+        if name in known:
             raise ValueError("the app has a schedule of this name already: use another name")
-        known = check_when(when)
-        rules = Rules.of(known, missed, jitter)
+        times = check_when(when)
+        rules = Rules.of(times, missed, jitter)
         seconds = None if expires is None else _deadline(expires)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"schedule {name!r}: {error}") from None
-    call = _call(app, name, task)
+    call = _call(app, tasks, name, task)
     given: object = args
     if not (given is None or isinstance(given, Mapping)):
         raise ConfigurationError(f"schedule {name!r}: args must be a dict of arguments by name, got {args!r}")
@@ -53,7 +58,7 @@ def declare(
     message.check(DEFAULT_PAYLOAD_LIMIT, 0)
     rule = (call.task.unique if call.unique is None else call.unique) or None
     stored = ScheduledCall.of(message, call.task.name, call.own_queue, rule, seconds)
-    return ScheduleDefinition(name, known, rules, stored)
+    return ScheduleDefinition(name, times, rules, stored)
 
 
 def _deadline(expires: object) -> float:
@@ -65,13 +70,13 @@ def _deadline(expires: object) -> float:
     return seconds
 
 
-def _call(app: App, name: str, task: object) -> TaskCall[..., Any]:
+def _call(app: TaskOwner, tasks: Mapping[str, Task[Any, Any]], name: str, task: object) -> TaskCall[..., Any]:
     """Return the task of a schedule with its options. Raises `ConfigurationError`."""
     if isinstance(task, str):
-        if task not in app.tasks:
-            hint = nearest(task, app.tasks) or "; register it before its schedule"
+        if task not in tasks:
+            hint = nearest(task, tasks) or "; register it before its schedule"
             raise ConfigurationError(f"schedule {name!r}: app {app.name!r} has no task {task!r}{hint}")
-        task = app.tasks[task]
+        task = tasks[task]
     if not isinstance(task, (Task, TaskCall, AgentTask)):
         raise ConfigurationError(
             f"schedule {name!r}: its task must be a registered task, task.options(...) or a name, got {task!r}"

@@ -22,7 +22,7 @@ from ..keys import check_name
 from ..runtime import RUNTIME
 
 Missed = Literal["skip", "once", "all"]
-"""What a worker does with planned times that no worker fired: nothing, one task for the last, or one task for each."""
+"""Handling of planned times that no worker fired: no task, one task for the last of them, or one for each."""
 
 MISSED_AFTER: Final = 60.0
 """Seconds after which a planned time that was not fired counts as missed."""
@@ -221,7 +221,7 @@ def read_when(form: Mapping[str, Any]) -> Cron | Every:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a schedule does besides its planned times. jitter: largest delay of a firing, in seconds."""
+    """Options of a schedule besides its planned times. jitter: largest delay of a firing, in seconds."""
 
     missed: Missed = "once"
     jitter: float = 0.0
@@ -275,8 +275,8 @@ def last_times(when: When, after: int, until: int, most: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be fired now. next: the next planned time after that, None for none. dropped: some were left out."""
+class FiringPlan:
+    """The planned times to be fired now. next: the next planned time after that, None for none. dropped: some were left out."""
 
     fire: list[int]
     last: int
@@ -285,7 +285,7 @@ class Plan:
     dropped: bool = False
 
 
-def make_plan(name: str, when: When, rules: Rules, last: int, now: int) -> Plan:
+def make_plan(name: str, when: When, rules: Rules, last: int, now: int) -> FiringPlan:
     """Return the planned times after the last one that are to be fired now, and when to look again.
 
     Args:
@@ -305,4 +305,4 @@ def make_plan(name: str, when: When, rules: Rules, last: int, now: int) -> Plan:
             fire, dropped = [], True
     following = next(when.times(seen), None)
     look = None if following is None else following + rules.delay(name, following)
-    return Plan(fire, seen, following, look, dropped)
+    return FiringPlan(fire, seen, following, look, dropped)

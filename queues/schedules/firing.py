@@ -63,7 +63,7 @@ class Fired(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What one round did. wait: seconds until the next look, None if there is no schedule. failed: by name."""
+    """Outcome of one round. wait: seconds until the next look, None if there is no schedule. failed: by name."""
 
     fired: list[Fired]
     wait: float | None
@@ -71,7 +71,7 @@ class Round(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where the tasks of a claim are stored."""
+    """The place of the tasks of a claim."""
 
     partition: Partition
     schedule: str

@@ -116,14 +116,14 @@ class StoredSchedule:
 
     @property
     def paused(self) -> Mapping[str, Any] | None:
-        """Who has paused it, and why; None if it is not paused."""
+        """The pause: who paused it, and why; None without one."""
         if b"paused" not in self.fields:
             return None
         return _object(self.fields[b"paused"])
 
     @property
     def edited(self) -> list[str]:
-        """What operators have set in place of the definition."""
+        """The parts that operators have set in place of the definition."""
         return [part for part in ("when", "rules", "call") if f"set:{part}".encode() in self.fields]
 
     def _part(self, name: str) -> bytes:
@@ -183,7 +183,7 @@ class StoredSchedule:
 
     @property
     def next(self) -> int | None:
-        """The next planned time, in milliseconds; None if it is not known yet, or there is none."""
+        """The next planned time, in milliseconds; None if it is not known yet, or there is no later time."""
         return self.number("next") or None
 
     @property

@@ -409,7 +409,7 @@ async def test_a_schedule_that_no_worker_has_any_more_is_not_fired_until_it_is_p
     await clean(gateway, store)
 
 
-async def test_two_owners_of_one_name_are_told(gateway: Gateway, store: ScheduleStore) -> None:
+async def test_two_owners_of_one_name_are_reported(gateway: Gateway, store: ScheduleStore) -> None:
     await store.add(hourly())
     [problem] = await published(store, hourly())
     assert "an operator has added one of this name" in problem

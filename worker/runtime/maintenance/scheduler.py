@@ -46,7 +46,7 @@ class Scheduler:
         self._known = FirstOfEach()
 
     async def run(self) -> None:
-        """Fire schedules; return when there is none any more."""
+        """Fire schedules; return when no schedule is left."""
         wait: float | None = 0.0
         async with AsyncExitStack() as stack:
             changed = None
