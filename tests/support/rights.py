@@ -396,6 +396,17 @@ def _limit(stage: Stage, role: str) -> None:
     stage.api(role, hold)
 
 
+def _schedule(stage: Stage, role: str) -> None:
+    """Add, change, fire and remove a schedule through the command line."""
+    name = f"of-{role}"
+    stage.cli("schedule", "add", name, "adds", "--every", "1h", "--args", '{"number": 1}')
+    stage.cli("schedule", "edit", name, "--every", "2h")
+    stage.cli("schedule", "pause", name)
+    stage.cli("schedule", "resume", name)
+    stage.cli("schedule", "run", name)
+    stage.cli("schedule", "remove", name)
+
+
 def _lists(*commands: tuple[str, ...]) -> Callable[[Stage, str], object]:
     def attempt(stage: Stage, role: str) -> None:
         for command in commands:
@@ -461,6 +472,8 @@ ACTS: Final = (
     ),
     Act("list limits: `perdure limit list`, `show`", INSIDERS, _lists(("limit", "list"), ("limit", "show", "scarce"))),
     Act("change limits: `limit.hold`, `perdure limit set`, `hold`, `release`", WRITERS, _limit),
+    Act("list schedules: `perdure schedule list`", INSIDERS, _lists(("schedule", "list"))),
+    Act("change schedules: `perdure schedule add`, `edit`, `pause`, `resume`, `run`, `remove`", WRITERS, _schedule),
     Act("run tasks: `perdure worker run`", frozenset((W,)), _runs),
     Act(
         "take messages from a queue: `XREADGROUP`, `XCLAIM`, `XAUTOCLAIM`",

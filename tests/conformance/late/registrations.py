@@ -14,9 +14,14 @@ from perdure.queues import (
     set_partitions,
 )
 from perdure.queues.catalog import AppEntry, CatalogTask, publish_entry
+from perdure.queues.envelope import EnvelopeTemplate
 from perdure.queues.partitions.assignment import join_group, leave_group
 from perdure.queues.partitions.resharding import retire_generation, sync_route
 from perdure.queues.presence import announce, withdraw
+from perdure.queues.schedules.call import ScheduledCall
+from perdure.queues.schedules.definition import Every, Rules
+from perdure.queues.schedules.firing import ScheduleFirer
+from perdure.queues.schedules.store import ScheduleDefinition, ScheduleStore
 from perdure.queues.shared_config import SharedName, load_config, set_config
 from perdure.queues.supervisors import (
     count_crash,
@@ -202,4 +207,45 @@ async def entry_of_an_app(scene: Scene) -> Moments:
     await publish_entry(scene.gateway, scene.namespace, newer, started=2_000)
     yield
     await publish_entry(scene.gateway, scene.namespace, older, started=3_000)
+    yield
+
+
+HOURLY = ScheduleDefinition(
+    "hourly", Every(3600), Rules(), ScheduledCall.of(EnvelopeTemplate("t").message(b"{}"), "t", "default")
+)
+
+
+@REGISTRATIONS.each("added", "paused", "removed")
+async def change_of_a_schedule(scene: Scene, variant: str) -> Moments:
+    """Another operator has changed the schedule since, or removed it."""
+    mine, theirs = (ScheduleStore(through, scene.namespace) for through in (scene.late, scene.gateway))
+    if variant != "added":
+        await theirs.add(HOURLY)
+    scene.hold("write_schedule")
+    await {"added": lambda: mine.add(HOURLY), "paused": lambda: mine.pause("hourly")}.get(
+        variant, lambda: mine.remove("hourly")
+    )()
+    yield
+    if variant == "removed":
+        await theirs.add(HOURLY)
+    else:
+        await theirs.edit("hourly", when=Every(60))
+    yield
+    await theirs.remove("hourly")
+    yield
+
+
+@REGISTRATIONS.each("fire_schedule", "write_schedule")
+async def firing(scene: Scene, variant: str) -> Moments:
+    """Another worker has fired the same time since, and the record of its task has expired."""
+    store = ScheduleStore(scene.gateway, scene.namespace)
+    await store.add(HOURLY)
+    read = await store.read("hourly")
+    assert await store.write(read, {"last": read.now - 3_600_000}, look=0)
+    scene.hold(variant)
+    [fired] = (await ScheduleFirer(scene.late, scene.namespace, retention=60.0).fire_due()).fired
+    yield
+    await scene.gateway.command("DEL", scene.partition.record(fired.run.task_id), scene.partition.due)
+    yield
+    await store.remove("hourly")
     yield

@@ -130,6 +130,7 @@ def test_the_commands_are_these() -> None:
         *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions")),
         *(f"limit {name}" for name in ("list", "show", "set", "hold", "release")),
+        *(f"schedule {name}" for name in ("list", "add", "edit", "remove", "pause", "resume", "run", "backfill")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),
@@ -173,6 +174,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         ("session", "export"),
         ("task", "export"),
         ("session", "forget"),
+        ("schedule", "remove"),
         ("keys", "generate"),  # is one word
         ("queue", "metrics"),  # is text of Prometheus'
         ("server", "stop"),

@@ -9,6 +9,7 @@ import pty
 import stat
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure import Agent, AgentState, App, Context, Identity, PlanStep, Retry, Settings
-from perdure.queues.envelope import LimitUse
+from perdure import Agent, AgentState, App, Context, Every, Identity, PlanStep, Retry, Settings
+from perdure.queues.envelope import EnvelopeTemplate, LimitUse
 from perdure.queues.limits.definition import Limit, key_digest
 from perdure.queues.limits.store import LimitStore, TakeRequest, token_member
+from perdure.queues.schedules.call import ScheduledCall
+from perdure.queues.schedules.definition import Rules
+from perdure.queues.schedules.store import ScheduleDefinition, ScheduleStore
 from perdure.worker import cli
 from perdure.worker.cli import commands
 from perdure.worker.cli.lazy import LazyCommand
@@ -95,6 +99,14 @@ async def take_loudly(app: App) -> None:
     use = LimitUse("loud", key_digest("loud", [HOSTILE]))
     member = token_member(partition_of(app, "noisy"), "t1", "n")
     assert (await store.take([TakeRequest(member, [use], labels=[HOSTILE])])).answers[0].granted
+
+
+async def schedule_loudly(app: App) -> None:
+    """Add a schedule whose arguments are hostile text."""
+    message = EnvelopeTemplate("speak", app=app.name).message(orjson.dumps({"text": HOSTILE}))
+    call_of = ScheduledCall.of(message, "speak", "noisy")
+    definition = ScheduleDefinition("loud", Every(3600), Rules(), call_of)
+    await ScheduleStore(app.producer.gateway, app.producer.namespace).add(definition)
 
 
 async def tool(*args: str, stdin: bytes = b"") -> Answer:
@@ -232,6 +244,17 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
             for act in (("set", "loud", "total=3"), ("hold", "loud", "1"), ("release", "loud")):
                 await check("limit", *act, "--why", HOSTILE, "--by", HOSTILE, *json)
             await check("limit", "show", "loud", *json)
+            await schedule_loudly(app)
+            await check("schedule", "list", *json, said=bool(json))
+            loudly = ("--args", orjson.dumps({"text": HOSTILE}).decode())
+            for act in (("edit", *loudly), ("pause", "--why", HOSTILE), ("resume",)):
+                await check("schedule", act[0], "loud", *act[1:], *json)
+            await check("schedule", "run", "loud", *json, said=False)
+            since = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+            await check("schedule", "backfill", "loud", "--since", since, *json, said=False)
+            await check("schedule", "remove", "loud", said=False)
+            await check("schedule", "add", "loud", "speak", "--every", "1h", *loudly, *json)
+            await check("schedule", "remove", "loud", said=False)
             await check("top", *json, said=False)
             await check(
                 "enqueue",
