@@ -31,8 +31,8 @@ on one server.
     {ns:queue:n}:rings            zset    producers, workers  rings that have waiting tasks (score: ms of the next look)
     {ns:queue:n}:kept             zset    workers             parked tasks that keep their tokens of limits (score: ms
                                                               of the next renewal)
-    {ns:queue:n}:fired:SCHEDULE   string  workers             last planned time of the schedule (ms) whose task was stored
-                                                              here; TTL of 30 days
+    {ns:queue:n}:fired:SCHEDULE   string  workers             last planned time of the schedule (ms) whose task is
+                                                              stored here; TTL of 30 days
     {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
                                                               timeline; TTL of an hour
     {ns:queue:n}:outbox           zset    scripts, workers    tasks that have ended and whose watchers are not notified

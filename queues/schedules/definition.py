@@ -276,7 +276,7 @@ def last_times(when: When, after: int, until: int, most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class FiringPlan:
-    """The planned times to be fired now. next: the next planned time after that, None for none. dropped: some were left out."""
+    """The planned times to be fired now. next: the one after these, None for none. dropped: some are left out."""
 
     fire: list[int]
     last: int

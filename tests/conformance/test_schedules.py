@@ -103,7 +103,7 @@ async def test_a_planned_time_is_fired_once_with_the_id_of_its_time(
     read = await store.read("report")
     assert (read.last, read.next, read.firing) == (planned, planned + HOUR, None)
     assert [run.task_id for run in read.runs] == [fired.run.task_id]
-    assert 0 < await gateway.command("PTTL", partition.fired("report"))
+    assert await gateway.command("PTTL", partition.fired("report")) > 0
     await gateway.command("DEL", partition.record(fired.run.task_id), partition.due)
     await clean(gateway, store)
 
@@ -468,6 +468,6 @@ async def test_a_time_of_redis_decides(gateway: Gateway, namespace: Namespace, s
 
 
 def test_a_stored_schedule_tolerates_any_bytes() -> None:
-    fields = {name: b"\xff\x00{" for name in (b"owner", b"runs", b"firing", b"paused", b"last", b"seen", b"rules")}
+    fields = dict.fromkeys((b"owner", b"runs", b"firing", b"paused", b"last", b"seen", b"rules"), b"\xff\x00{")
     read = StoredSchedule("s", fields, 0)
     assert (read.runs, read.firing, read.paused, read.last) == ([], {}, {}, 0)

@@ -156,10 +156,8 @@ class TimedServer:
                 last, space, entry = self._execute("GET", key).partition(b" ")
                 self._execute("SET", key, b"%d" % (int(last) + skipped) + space + entry, "KEEPTTL")
                 self._prolong(key, skipped)
-        for namespace in self._namespaces() if workers else ():
-            for name in self._execute("ZRANGE", namespace + b":schedules", 0, -1):
-                if self._execute("HEXISTS", schedule := namespace + b":schedule:" + name, "seen"):
-                    self._execute("HINCRBY", schedule, "seen", skipped)
+        if workers:
+            self._renew_schedules(skipped)
         for key in [key for key in self.registries if key in self._items]:
             _, _, name = key.partition(b"}:registry:")
             if name.startswith(b"worker:") and name[7:] in workers:
@@ -174,6 +172,12 @@ class TimedServer:
             elif not name.startswith(b"supervisor:"):
                 continue
             self._prolong(key, skipped)
+
+    def _renew_schedules(self, skipped: int) -> None:
+        for namespace in self._namespaces():
+            for name in self._execute("ZRANGE", namespace + b":schedules", 0, -1):
+                if self._execute("HEXISTS", schedule := namespace + b":schedule:" + name, "seen"):
+                    self._execute("HINCRBY", schedule, "seen", skipped)
 
     def _prolong(self, key: bytes, skipped: int) -> None:
         left = self._execute("PTTL", key)

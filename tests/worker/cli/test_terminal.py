@@ -247,8 +247,9 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
             await schedule_loudly(app)
             await check("schedule", "list", *json, said=bool(json))
             loudly = ("--args", orjson.dumps({"text": HOSTILE}).decode())
-            for act in (("edit", *loudly), ("pause", "--why", HOSTILE), ("resume",)):
-                await check("schedule", act[0], "loud", *act[1:], *json)
+            await check("schedule", "edit", "loud", *loudly, *json)
+            await check("schedule", "pause", "loud", "--why", HOSTILE, *json)
+            await check("schedule", "resume", "loud", *json)
             await check("schedule", "run", "loud", *json, said=False)
             since = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
             await check("schedule", "backfill", "loud", "--since", since, *json, said=False)
