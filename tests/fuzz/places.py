@@ -26,6 +26,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "rings": "zset",
         "turns": "zset",
         "limited": "zset",
+        "kept": "zset",
         "checked": "string",
         "seen": "string",
         "dead": "stream",
@@ -96,8 +97,8 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
 """Type of each key, by the attribute or method that makes it."""
 
 NO_KEYS: Final[dict[type, frozenset[str]]] = {
-    Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys", "join_keys"}),
-    SessionPartition: frozenset({"namespace", "index", "shared_keys"}),
+    Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys", "join_keys", "lane"}),
+    SessionPartition: frozenset({"namespace", "index", "shared_keys", "lane"}),
     LimitKeys: frozenset({"namespace", "place", "of_uses"}),
     Namespace: frozenset(
         {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}

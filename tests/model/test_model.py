@@ -155,7 +155,7 @@ def test_each_script_has_a_rule_or_is_named_with_the_reason() -> None:
     assert sorted(named) == sorted(
         scripts
         - {"bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"}
-        - {"depth", "limited", "limits", "streams", "turns", "wake", "watched"}
+        - {"depth", "limited", "limits", "streams", "tag", "turns", "wake", "watched"}
     )
     assert [method for _, method in rows if not callable(getattr(Queues, method, None))] == []
 
