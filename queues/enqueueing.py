@@ -387,12 +387,16 @@ class BatchEnqueuer:
         full: gets those for which there is no room.
         """
         found: dict[int, Partition] = {}
+        without_room: dict[int, Partition] = {}
         for position in left:
             message = batch[position]
+            if message.ordered and (where := without_room.get(numbers[position])) is not None:
+                full[position] = where  # no later task of a key before an earlier one
+                continue
             for partition in router.closed_partitions(numbers[position]) if message.ordered else ():
                 (answer,) = await self._store(partition, [message])
                 if answer == _FULL:
-                    full[position] = partition
+                    full[position] = without_room[numbers[position]] = partition
                     break
                 if answer >= 0:
                     found[position] = partition

@@ -15,11 +15,14 @@ from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate, TaskMessage
 from perdure.queues.handle import serving
 from perdure.queues.inspection.views import list_queues
+from perdure.queues.limits.definition import Limit
 from perdure.queues.partitions.resharding import set_partitions
+from perdure.queues.partitions.router import PartitionRouter
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import promote, read, read_one, worker
 from tests.support.delivery_calls import SETTLING
+from tests.support.limited_tasks import message, publish, use
 
 pytestmark = pytest.mark.integration
 
@@ -278,3 +281,45 @@ async def test_a_call_without_a_limit_sends_none(producer: Producer, partition: 
     message = EnvelopeTemplate("t").message(b"{}")
     assert await enqueuer._send(partition, [message]) == [1]
     assert MaxDepth(1).published() == {"max_depth": 1, "wait_limit": 0.0}
+
+
+class _RoomForTheSecond:
+    """Room that appears after the first task of a call had none."""
+
+    def __init__(self) -> None:
+        self.numbers = [0]
+
+    async def first(self, partition: Partition) -> int:
+        return self.numbers.pop() if self.numbers else 100
+
+    async def next(self, partition: Partition) -> int | None:
+        return None
+
+    async def is_there(self) -> bool:
+        return False
+
+    async def wait(self) -> bool:
+        return False
+
+    def stored(self, partition: Partition, count: int) -> None: ...
+
+    def full(self) -> QueueFull:
+        return QueueFull("default", 1, 1)
+
+
+async def test_a_later_task_of_an_ordered_key_is_not_stored_before_one_without_room(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    """Also in a partition that is closed, and takes the tasks of the key since one of them has not ended."""
+    session = Limit("session", running=1, by="user", ordered=True)
+    uses = [use(session, "ada")]
+    await publish(gateway, namespace, session)
+    router = PartitionRouter(gateway, namespace, "default")
+    await BatchEnqueuer(gateway, router, 0.0).one(message(uses))
+    await set_partitions(gateway, namespace, "default", 2)
+    await BatchEnqueuer(gateway, router, 0.0).one(EnvelopeTemplate("t").message(b"{}"))  # it finds out
+    enqueuer = BatchEnqueuer(gateway, router, 0.0, room=_RoomForTheSecond())
+    with pytest.raises(QueueFull):
+        _ = [batch async for batch in enqueuer.all([message(uses, "second"), message(uses, "third")])]
+    assert await producer.find("third", "default") is None
+    assert await producer.find("second", "default") is None
