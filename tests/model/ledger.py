@@ -356,9 +356,13 @@ class Ledger:
             payload = self.payload(task)
             self.held.drop_score(self.at.due, task)
             if payload and self.state(task) == b"scheduled":
-                entry = self.held.add(self.at.ready, (*payload.items(), (b"again", b"1")))
+                keeps = self.held.get(record, "keeps")
+                token = () if keeps is None else ((b"token", keeps.split()[0]),)
+                entry = self.held.add(self.at.ready, (*payload.items(), (b"again", b"1"), *token))
                 self.held.put(record, {"state": "queued", "entry": entry})
-                self.held.drop(record, "due", "waits", "wakes", "returned")
+                self.held.drop(record, "due", "waits", "wakes", "returned", "keeps")
+                if token:
+                    self.held.drop_score(self.at.kept, task)
                 moved += 1
         return moved
 
