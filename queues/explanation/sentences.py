@@ -259,6 +259,10 @@ def _waiting(facts: Facts) -> _Said:
         text += _unreadable(facts.unreadable)
     if until is not None and until <= now:
         return _woken(facts, what, text, on, why, since)
+    if what.startswith("limit "):
+        text += f"; it asks again {at_text(until, now)}, or when a token is released" if until is not None else ""
+        remedy = f"see what holds it: perdure limit show {what.removeprefix('limit ')}"
+        return _Said("limit", text + unless_served(facts), remedy, since, until)
     if until is not None:
         text += f"; without one it continues {at_text(until, now)}"
     remedy = f"answer: perdure task send {record.id} TEXT{f' --from {on}' if on else ''}"

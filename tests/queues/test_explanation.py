@@ -302,6 +302,16 @@ def test_each_reason_of_a_dead_letter_has_a_remedy_with_its_id(reason: Reason) -
     assert f"({reason})" in found.sentence
 
 
+def test_a_parked_task_that_waits_for_a_limit_names_what_holds_it() -> None:
+    explanation = explain(
+        replace(WAITING, waits="limit crm", due_at=NOW + 5_000), event("waiting", 90, {"what": "limit crm"})
+    )
+    assert explanation.cause == "limit"
+    assert "it has been waiting for limit crm since" in explanation.sentence
+    assert "it asks again" in explanation.sentence
+    assert explanation.remedy == "see what holds it: perdure limit show crm"
+
+
 def test_a_value_over_a_limit_has_a_remedy_of_its_own() -> None:
     error = {"error": "perdure.queues.errors.PayloadTooLarge", "message": "raise PERDURE_LARGE_LIMIT"}
     found = explain(replace(DEAD, reason="not_retryable", error=error))
