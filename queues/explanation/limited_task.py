@@ -75,8 +75,8 @@ def _reason(
         return f"{use.name}: {status.state}"
     held = running.get((use.name, use.key), 0)
     if status.running is not None and use.key != NO_KEY and held >= status.running:
-        key = labels.get((use.name, use.key), use.key)
-        return f"{use.name}: {held} of {status.running} running for {status.by or 'key'} {key}"
+        what, key = status.by or "key", labels.get((use.name, use.key))
+        return f"{use.name}: {held} of {status.running} running for {f'{what} {key}' if key else f'its {what}'}"
     if status.total is not None and view.held >= status.total:
         return f"{use.name}: {view.held} of {status.total} running"
     return ""

@@ -221,6 +221,6 @@ async def test_task_why_names_the_limit_and_what_holds_it(app: App) -> None:
             await wait_until(lambda: runs(handles[1]), "the second task runs")
             said = await explain_task(app.producer.gateway, handles[3].partition, handles[3].id)
         assert said is not None
-        assert "it waits for limit pool: 2 of 2 running for tenant" in said.sentence
+        assert "it waits for limit pool: 2 of 2 running for its tenant" in said.sentence
         assert ", 1 before it" in said.sentence
         assert said.cause == "limit"
