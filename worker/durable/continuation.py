@@ -78,6 +78,8 @@ async def continue_as(
     await check_call(run, "#continue_as", own=True)
     if to is None and queue is None:
         raise ValueError("continue_as needs to= (the successor's task or agent), queue= or both")
+    if not (to is None or isinstance(to, str) or isinstance(getattr(to, "name", None), str)):
+        raise TypeError(f"continue_as needs a task, an agent, or the name of one, got {to!r}")
     own = run.envelope
     name = own.task if to is None else to if isinstance(to, str) else to.name
     target_queue = queue or (run.delivery.partition.queue if to is None or isinstance(to, str) else to.queue)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from perdure import (
@@ -647,10 +647,10 @@ async def test_an_invalid_continuation_is_refused_before_a_write(app: App) -> No
 
     @app.task
     async def job(ctx: Context) -> None:
-        for to in (None, needs):
+        for to in (None, needs, cast("str", 3)):
             try:
                 await ctx.continue_as(to)
-            except (ValueError, InvalidArguments) as error:
+            except (ValueError, TypeError, InvalidArguments) as error:
                 reported.append(str(error))
 
     handle = await job.enqueue()
@@ -658,6 +658,7 @@ async def test_an_invalid_continuation_is_refused_before_a_write(app: App) -> No
     await bounded(handle.result())
     assert "continue_as needs to=" in reported[0]
     assert "'needs': path" in reported[1]
+    assert "a task, an agent, or the name of one, got 3" in reported[2]
     assert await recorded_steps(app, handle) == {}
 
 
