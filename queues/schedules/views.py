@@ -48,14 +48,17 @@ class ScheduleStatus:
                 problems.append(str(error))
                 return otherwise
 
-        when, rules, call = read("when", ""), read("rules"), read("call")
+        when, rules, call = read("when"), read("rules"), read("call")
+        following = stored.next  # a worker notes it when it looks at the schedule
+        if following is None and when is not None:
+            following = next(when.times(stored.last), None)
         return cls(
             stored.name,
             stored.owner,
             stored.app,
             stored.text("set:task") or stored.text("task"),
             stored.text("set:queue") or stored.text("queue"),
-            str(when),
+            "" if when is None else str(when),
             None if rules is None else rules.missed,
             None if rules is None else rules.jitter,
             None if call is None else call.expires,
@@ -63,7 +66,7 @@ class ScheduleStatus:
             tuple(stored.edited),
             _state(stored),
             stored.paused,
-            None if stored.paused is not None or not stored.published else stored.next,
+            None if stored.paused is not None or not stored.published else following,
             tuple(stored.runs),
             problems[0] if problems else "",
         )

@@ -45,6 +45,7 @@ async def test_a_schedule_is_added_listed_changed_and_removed(shop: App) -> None
     assert (listed["weekly"]["owner"], listed["coded"]["owner"]) == ("operator", "code")
     assert listed["weekly"]["when"] == "0 6 * * MON Europe/Berlin"
     assert listed["weekly"]["arguments"] == {"days": 7}
+    assert listed["weekly"]["next"]["task_id"].startswith("weekly-")  # before a worker has looked at it
     edited = (await tool("edit", "weekly", "--every", "90s", "--missed", "all", "--args", '{"days": 3}', "--json")).json
     assert (edited["when"], edited["missed"], edited["arguments"]) == ("every 90 s", "all", {"days": 3})
     assert edited["edited"] == ["when", "rules", "call"]
