@@ -114,14 +114,15 @@ async def test_a_key_with_many_tasks_does_not_hold_up_the_others(gateway: Gatewa
         await enqueue(gateway, namespace, uses, *(f"{name}-{number}" for number in range(10)))
     await admit(gateway, partition)
     started = [""]
-    for _ in range(101):
+    while sum(not name.startswith("crowd") for name in started[1:]) < 90:
         last = (await ready(gateway, partition))[-1]
         assert last != started[-1]
         started.append(last)
         uses = keys.get(last[0], crowd) if last[1] == "-" else crowd
         hints = await release(gateway, namespace, partition, uses, last, await nonce(gateway, partition, last))
         await admit_hinted(gateway, namespace, hints)
-    assert sum(not name.startswith("crowd") for name in started[1:]) == 90
+    # each of the nine keys had its tenth turn before the crowd had many more
+    assert len(started[1:]) - 90 < 20
 
 
 async def test_two_movers_admit_each_task_once(gateway: Gateway, namespace: Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -31,7 +30,7 @@ from ...queues.wording import duration
 from .enqueue import PriorityOption
 from .support.connection import connected, where
 from .support.errors import Failed, Misuse, misuse_of
-from .support.options import By, in_duration, login, parser, read_app, read_object
+from .support.options import By, in_duration, login, milliseconds_of, parser, read_app, read_object
 from .support.output import Column, StderrText, Styled, Time, Value, note
 from .support.runner import LiveListing, Output, line
 
@@ -49,17 +48,7 @@ class MissedOption(StrEnum):
     ALL = "all"
 
 
-@parser
-def _read_moment(text: str) -> int:
-    try:
-        found = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise ValueError(f"must be an ISO 8601 time, such as 2026-11-22T18:00Z; got {text!r}") from None
-    if found.utcoffset() is None:
-        raise ValueError(f"must have a time zone, such as {text}Z or {text}+01:00; got {text!r}")
-    return round(found.timestamp() * 1000)
-
-
+_read_moment = parser(milliseconds_of)
 _read_name = parser(check_schedule_name)
 
 Name = Annotated[

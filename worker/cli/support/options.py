@@ -81,6 +81,17 @@ def in_duration(help_text: str, *, default: str | bool = False, positive: bool =
     return typer.Option(metavar="DURATION", parser=parser, help=help_text, show_default=default)
 
 
+def milliseconds_of(text: str) -> int:
+    """Parse an ISO 8601 time with a time zone into milliseconds since the epoch. Raises `ValueError`."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"must be an ISO 8601 time, such as 2026-11-22T18:00Z; got {text!r}") from None
+    if found.utcoffset() is None:
+        raise ValueError(f"must have a time zone, such as {text}Z or {text}+01:00; got {text!r}")
+    return round(found.timestamp() * 1000)
+
+
 @dataclass(frozen=True, slots=True)
 class Delay:
     """The time before a task may run: seconds, or a point in time in milliseconds since the epoch."""
@@ -93,13 +104,7 @@ class Delay:
         """Parse a duration, or an ISO 8601 time with a time zone. Raises `ValueError`."""
         text = str(given).strip()
         if re.match(r"\d{4}-\d\d", text):
-            try:
-                at = datetime.fromisoformat(text)
-            except ValueError:
-                raise ValueError(f"must be an ISO 8601 time, such as 2026-11-22T18:00Z; got {given!r}") from None
-            if at.utcoffset() is None:
-                raise ValueError(f"must have a time zone, such as {text}Z or {text}+01:00; got {given!r}")
-            return cls(until=round(at.timestamp() * 1000))
+            return cls(until=milliseconds_of(text))
         try:
             return cls(parse_duration(given))
         except ValueError as error:
