@@ -76,7 +76,7 @@ async def test_a_primary_that_is_given_its_first_slot_gets_the_scripts(
         try:
             await gateway.load_scripts()
             cluster.migrate(slot_of(partition.due), cluster.add_primary()).begin()
-            assert await gateway.run(queue_script("due"), [partition.due], [1]) == [[], -1]
+            assert await gateway.run(queue_script("due"), [partition.due], [1]) == [[], -1, -1, -1]
         finally:
             await gateway.close()
 
@@ -341,6 +341,7 @@ async def test_no_script_uses_a_key_that_it_has_deleted(
         await gateway.command("DEL", partition.ready, partition.nudge, partition.due, partition.dead, partition.seen)
         await gateway.command("DEL", partition.timeline, partition.versions, partition.task_versions("t"))
         await gateway.command("DEL", namespace.sharing("q"), namespace.workers, namespace.worker("w"), namespace.config)
+        await gateway.command("DEL", namespace.schedules)
         for task in ("due", "not-due", "dead"):
             await gateway.command("DEL", *partition.run_keys(task))
 
@@ -399,5 +400,6 @@ async def stored_data(gateway: Gateway, namespace: Namespace, partition: Partiti
             ("ZADD", namespace.workers, 1, "stale"),
             ("HSET", namespace.worker("w"), "old", 1),
             ("HSET", namespace.config, "lease", 30),
+            ("ZADD", namespace.schedules, LATER, "nightly"),
         ]
     )
