@@ -207,6 +207,8 @@ async def test_a_producer_waits_until_a_worker_has_moved_a_value_of_another_type
 
 async def test_a_producer_asks_a_worker_for_a_lane_that_it_may_not_add(node: Node, users: dict[str, Settings]) -> None:
     """Its tasks are normal ones until the worker has added the lane, which the nudge brings about at once."""
+    if node.info("server")["redis_version"].startswith("6."):
+        pytest.skip("Redis 6.2 has no rights to read keys only: the producer adds the lane")
     async with build(users["producer"]) as app:
         works = app.tasks["works"]
         first = await works.options(priority="high", task_id="first").enqueue(1)
