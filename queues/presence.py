@@ -169,12 +169,20 @@ def total_rates(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     return dict(rates)
 
 
+def _read_names(data: bytes) -> list[str]:
+    """Decode a list of names. Raises `ValueError`."""
+    found = orjson.loads(data)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"must be a list of names, got {data!r}")
+    return found
+
+
 _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes], Any]]]] = {
     "app": (str, bytes.decode),
     "host": (str, bytes.decode),
     "pid": (str, int),
     "version": (str, bytes.decode),
-    "queues": (orjson.dumps, orjson.loads),
+    "queues": (orjson.dumps, _read_names),
     "concurrency": (str, int),
     "in_flight": (str, int),
     "rates": (orjson.dumps, orjson.loads),
@@ -182,7 +190,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "lease": (str, read_seconds),
     "health": (orjson.dumps, orjson.loads),
     "catalog": (str, bytes.decode),
-    "aliases": (orjson.dumps, orjson.loads),
+    "aliases": (orjson.dumps, _read_names),
     "capacity": (orjson.dumps, orjson.loads),
 }
 """Encoder and decoder of each field of the hash."""
