@@ -19,7 +19,7 @@ from perdure.queues.partitions.route import spread
 from perdure.queues.supervisors import count_crash
 
 from tests.support.command_line import BOUND, IGNORING_SIGINT, Answer, Running, call, process
-from tests.support.workers import bounded
+from tests.support.workers import bounded, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -451,6 +451,11 @@ async def test_a_url_of_the_command_line_is_not_on_those_of_children(
         handle = await app.producer.enqueue("look", {}, queue="seeing")
         with Running("worker", "run", "seeing.py:app", *options, *["--no-supervisor"] * alone, cwd=tmp_path) as command:
             line, *found = await bounded(handle.result())
+
+            async def all_run() -> bool:
+                return _command_line(command.process.pid) not in _children(command.process.pid)
+
+            await wait_until(all_run, "no child shows the line of its parent, as it does between fork and exec")
             children = _children(command.process.pid)
     printed = (tmp_path / "stderr").read_text()
     assert found == []
@@ -469,5 +474,9 @@ def _children(pid: int) -> list[str]:
     found: list[str] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (thread / "children").read_text().split()):
-            found += [Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "), *_children(child)]
+            found += [_command_line(child), *_children(child)]
     return found
+
+
+def _command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
