@@ -7,9 +7,11 @@ import base64
 import heapq
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import orjson
 
 from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelope
 from ..queues.errors import Refused, UnreadableRecord
@@ -21,6 +23,7 @@ from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_pa
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.scripts import pairs
 from ..queues.wording import iso_time
+from .groups import fingerprint
 from .policy import Reason
 
 PAGE: Final = 200
@@ -68,6 +71,11 @@ class DeadLetter:
         """Name of the app whose workers run it; None if any app with a task of this name may."""
         return self.envelope.app if self.envelope else None
 
+    @property
+    def fingerprint(self) -> str:
+        """The name of the group of dead letters with the same cause."""
+        return fingerprint(self.task, str(self.reason), self.error, self.message, self.traceback)
+
     def summary(self) -> dict[str, Any]:
         """Return the letter as plain data; times as ISO 8601, bytes that are not UTF-8 as base64."""
         return {
@@ -77,6 +85,7 @@ class DeadLetter:
             "task": self.task,
             "app": self.app,
             "reason": str(self.reason),
+            "group": self.fingerprint,
             "error": self.error,
             "message": self.message,
             "traceback": self.traceback,
@@ -103,6 +112,8 @@ class Filter:
     Attributes:
         since, until: Bounds of the time of death, in milliseconds of Redis' clock.
         error: Text in the reason, the name or the message of the error, in any case.
+        search: Text anywhere in the letter as it is shown, in any case: in its arguments and traceback too.
+        group: First characters of the fingerprint.
         key: The ordering key of the task.
         tags: All of them.
     """
@@ -115,6 +126,8 @@ class Filter:
     key: str | None = None
     tags: tuple[str, ...] = ()
     app: str | None = None
+    search: str | None = None
+    group: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether a letter matches."""
@@ -128,6 +141,8 @@ class Filter:
             and self.key in (None, key)
             and all(tag in tags for tag in self.tags)
             and (self.error is None or self.error.casefold() in _error_text(letter))
+            and (self.group is None or letter.fingerprint.startswith(self.group.lower()))
+            and (self.search is None or self.search.casefold() in _text_of(letter))
         )
 
 
@@ -135,10 +150,44 @@ def _error_text(letter: DeadLetter) -> str:
     return f"{letter.reason} {letter.error}: {letter.message}".casefold()
 
 
+def _text_of(letter: DeadLetter) -> str:
+    """Return all texts of a letter as it is shown, in lower case: secrets are masked."""
+    found: list[str] = []
+    _add_texts(letter.summary(), found)
+    return "\n".join(found).casefold()
+
+
+def _add_texts(value: Any, found: list[str]) -> None:
+    if isinstance(value, Mapping):
+        for name, member in value.items():
+            found.append(str(name))
+            _add_texts(member, found)
+    elif isinstance(value, list):
+        for member in value:
+            _add_texts(member, found)
+    elif isinstance(value, bool) or value is None:
+        found.append(orjson.dumps(value).decode())
+    else:
+        found.append(str(value))
+
+
+def _as_stored(letter: DeadLetter) -> DeadLetter:
+    return letter
+
+
 async def list_letters(
-    gateway: Gateway, partitions: Sequence[Partition], wanted: Filter, *, oldest_first: bool = False
+    gateway: Gateway,
+    partitions: Sequence[Partition],
+    wanted: Filter,
+    *,
+    oldest_first: bool = False,
+    shown: Callable[[DeadLetter], DeadLetter] = _as_stored,
 ) -> AsyncIterator[DeadLetter]:
-    """Yield the matching dead letters of all partitions, merged by time, newest first by default."""
+    """Yield the matching dead letters of all partitions, merged by time, newest first by default.
+
+    Args:
+        shown: Returns each letter as it is compared and yielded, such as with more masked arguments.
+    """
     pages = await asyncio.gather(*(_Pages.begin(gateway, partition, oldest_first) for partition in partitions))
     for page in pages:
         if page.problem:
@@ -150,7 +199,7 @@ async def list_letters(
     while heads:
         _, position = heads[0]
         page = pages[position]
-        letter = await _listed(gateway, page.partition, *page.entries.popleft())
+        letter = shown(await _listed(gateway, page.partition, *page.entries.popleft()))
         if not page.entries:
             await page.load()
         if page.entries:

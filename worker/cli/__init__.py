@@ -52,7 +52,7 @@ COMMANDS = (
     LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),
     LazyCommand("schedule", ".schedule:app", "List, add, change, pause and fire schedules."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
-    LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
+    LazyCommand("dlq", ".dlq:app", "List, group, show, replay, purge and export dead letters."),
     LazyCommand("session", ".session:app", "List sessions of agents, talk in them, export and forget them."),
     LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
     LazyCommand("memory", ".memory.commands:app", "Manage the long-term memories of agents."),

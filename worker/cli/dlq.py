@@ -1,4 +1,4 @@
-"""`perdure dlq`: list, show, replay, purge and export dead letters."""
+"""`perdure dlq`: list, group, show, replay, purge and export dead letters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import orjson
 import typer
 
+from ...deadletter.groups import LENGTH, LetterGroup, group_letters
 from ...deadletter.letters import DAMAGED, DeadLetter, Filter, count_letters, find_letter, list_letters
 from ...deadletter.policy import Reason
 from ...deadletter.replay import Replay, purge_all, replay_all
@@ -54,6 +55,19 @@ def read_reason(text: str) -> Reason:
         raise ValueError(f"must be one of {', '.join(map(repr, map(str, Reason)))}; got {text!r}") from None
 
 
+@parser
+def read_group(text: str) -> str:
+    """Parse a fingerprint, or its first digits."""
+    if not _GROUP.fullmatch(text):
+        raise ValueError(
+            f"must be 4 to {LENGTH} hexadecimal digits, which 'perdure dlq groups' prints; got {short(repr(text))}"
+        )
+    return text.lower()
+
+
+_GROUP: Final = re.compile(rf"[0-9a-fA-F]{{4,{LENGTH}}}")
+
+
 @dataclass(frozen=True, slots=True)
 class LetterOptions(OptionGroup):
     """Options that select dead letters."""
@@ -75,6 +89,16 @@ class LetterOptions(OptionGroup):
     error: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only those with this text in their reason or error.")
     ] = None
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Only those with this text anywhere, such as in an argument or the traceback."
+        ),
+    ] = None
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="GROUP", parser=read_group, help="Only those of this group of 'perdure dlq groups'."),
+    ] = None
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Only those with this ordering key.")] = None
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only those with this tag. Repeatable.")] = None
 
@@ -90,6 +114,8 @@ class LetterOptions(OptionGroup):
             key=self.key,
             tags=tuple(self.tag or ()),
             app=self.app,
+            search=self.search,
+            group=self.group,
         )
 
 
@@ -117,8 +143,7 @@ async def select(producer: Producer, wanted: LetterOptions, ids: Sequence[str], 
     if ids:
         return Selection(_each([masked(letter) for letter in await _find(producer, partitions, ids)]), len(set(ids)))
     count = await count_letters(producer.gateway, partitions) if matching == Filter() else None
-    letters = list_letters(producer.gateway, partitions, matching, oldest_first=True)
-    return Selection((masked(letter) async for letter in letters), count)
+    return Selection(list_letters(producer.gateway, partitions, matching, oldest_first=True, shown=masked), count)
 
 
 async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequence[str]) -> list[DeadLetter]:
@@ -139,7 +164,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def dlq() -> None:
-    """List, show, replay, purge and export dead letters.
+    """List, group, show, replay, purge and export dead letters.
 
     A dead letter is a task that was given up. It keeps its reason, error and
     checkpoint.
@@ -158,16 +183,61 @@ async def list_(
 
     Example: perdure dlq list --reason crash_loop
     """
-    partitions = await known_partitions(producer, wanted.queue)
-    masked = await mask_defined(producer)
     found: list[DeadLetter] = []
     more = None
-    async for letter in list_letters(producer.gateway, partitions, await wanted.filter(producer)):
+    async for letter in await _shown(producer, wanted):
         if len(found) == limit:
             more = f"more than {limit} dead letters match: raise --limit to see them"
             break
-        found.append(masked(letter))
+        found.append(letter)
     return LiveListing(_COLUMNS, found, empty=f"no matching dead letters {where(producer)}", notes=[more])
+
+
+async def _shown(producer: Producer, wanted: LetterOptions) -> AsyncIterator[DeadLetter]:
+    """Return the matching dead letters with masked secrets, the newest first."""
+    partitions = await known_partitions(producer, wanted.queue)
+    matching, masked = await wanted.filter(producer), await mask_defined(producer)
+    return list_letters(producer.gateway, partitions, matching, shown=masked)
+
+
+@app.command()
+@connected
+async def groups(
+    producer: Producer,
+    wanted: LetterOptions,
+    *,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N groups.")] = 100,
+) -> LiveListing:
+    """Group dead letters by their cause, the largest group first.
+
+    A group has the dead letters of one task with the same reason, type of
+    error, message and function that raised it. Numbers, ids and times in the
+    message make no difference. The other commands take a group with --group.
+
+    Example: perdure dlq groups --since 1d
+
+    Example: perdure dlq replay --all --group 3f9c1a --rate 5/s
+    """
+    found = await group_letters(await _shown(producer, wanted))
+    more = f"{len(found):,} groups match: raise --limit to see more than {limit}" if len(found) > limit else None
+    return LiveListing(_GROUP_COLUMNS, found[:limit], empty=f"no matching dead letters {where(producer)}", notes=[more])
+
+
+_GROUP_COLUMNS: Final[Sequence[Column[LetterGroup]]] = (
+    Column("group", lambda group: group.fingerprint),
+    Column("letters", lambda group: f"{group.count:,}", right=True),
+    Column("task", lambda group: group.newest.task, least=8),
+    Column("reason", lambda group: group.newest.reason, least=8),
+    Column("queues", lambda group: ", ".join(sorted(group.queues)), wide=True),
+    Column("first", lambda group: Time(group.first), wide=True),
+    Column("last", lambda group: Time(group.last)),
+    Column("newest", lambda group: group.newest.id, wide=True),
+    Column("error", lambda group: _error(group.newest), least=8),
+)
+
+
+def _error(letter: DeadLetter) -> str:
+    return f"{letter.error.rpartition('.')[2]}: {letter.message}"
 
 
 _COLUMNS: Final[Sequence[Column[DeadLetter]]] = (
@@ -179,7 +249,7 @@ _COLUMNS: Final[Sequence[Column[DeadLetter]]] = (
     Column("died", lambda letter: Time(letter.died_at)),
     Column("attempts", lambda letter: letter.attempts, right=True, wide=True),
     Column("crashes", lambda letter: letter.crashes, right=True, wide=True),
-    Column("error", lambda letter: f"{letter.error.rpartition('.')[2]}: {letter.message}", least=8),
+    Column("error", _error, least=8),
 )
 
 
@@ -209,6 +279,7 @@ async def show(producer: Producer, task_id: TaskId) -> Output:
             "queue": letter.partition.queue,
             "partition": letter.partition.index,
             "reason": letter.reason,
+            "group": letter.fingerprint,
             "error": f"{letter.error}: {letter.message}",
             "remedy": remedy,
             "in doubt": [str(doubt) for doubt in doubts],

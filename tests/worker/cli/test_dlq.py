@@ -1,4 +1,4 @@
-"""`perdure dlq`: list, show, replay, purge, export."""
+"""`perdure dlq`: list, groups, show, replay, purge, export."""
 
 from __future__ import annotations
 
@@ -93,12 +93,57 @@ def test_list_names_an_error_without_its_module(crew: Crew, monkeypatch: pytest.
     bury(crew, 1, "other", "second")
     read = list_letters
 
-    async def qualified(*args: Any) -> AsyncIterator[DeadLetter]:
-        async for letter in read(*args):
+    async def qualified(*args: Any, **options: Any) -> AsyncIterator[DeadLetter]:
+        async for letter in read(*args, **options):
             yield replace(letter, error=f"shop.orders.{letter.error}")
 
     monkeypatch.setattr(dlq, "list_letters", qualified)
     assert " KeyError: 'x'" in call("dlq", "list").out
+
+
+def test_groups_have_the_letters_of_one_cause(crew: Crew) -> None:
+    lines = "".join(json.dumps({"args": {"n": n}}) + "\n" for n in (7, 8, 19)).encode()
+    numbered = call("enqueue", "fail", "--queue", "test", "--file", "-", stdin=lines).ids
+    [single] = bury(crew, 1, "other", "second")
+    large, small = call("dlq", "groups", "--json").json
+    assert (large["count"], large["task"], large["error"]) == (3, "fail", "ValueError")
+    assert large["newest"] in numbered
+    assert (small["count"], small["newest"], small["queues"]) == (1, single, ["second"])
+    table = call("dlq", "groups", "--limit", "1")
+    assert table.out.splitlines()[-1].split()[:4] == [large["group"], "3", "fail", "attempts_exhausted"]
+    assert "2 groups match: raise --limit to see more than 1" in table.err
+    assert {letter["id"] for letter in dead("--group", large["group"][:6])} == set(numbered)
+    assert call("dlq", "show", single, "--json").json["group"] == small["group"]
+    crew.mend()
+    assert set(call("dlq", "replay", "--all", "--group", large["group"].upper()).ids) == set(numbered)
+    assert [group["group"] for group in call("dlq", "groups", "--json").json] == [small["group"]]
+
+
+def test_a_group_that_is_none_is_misuse() -> None:
+    answer = call("dlq", "list", "--group", "xyz1")
+    assert answer.code == 2
+    assert "must be 4 to 10 hexadecimal digits, which 'perdure dlq groups' prints; got 'xyz1'" in " ".join(
+        answer.err.replace("│", " ").split()
+    )
+    assert "no matching dead letters" in call("dlq", "groups").err
+
+
+def test_list_searches_arguments_traceback_and_tags_without_secrets(crew: Crew) -> None:
+    options = ("--queue", "test", "--secret", "n")
+    hidden = call("enqueue", "fail", "--args", '{"n": 777555}', *options, "--tag", "night").out.strip()
+    seen = call("enqueue", "fail", "--args", '{"n": 888555}', "--queue", "test").out.strip()
+    crew.work()
+
+    def ids(text: str) -> set[str]:
+        return {letter["id"] for letter in dead("--search", text)}
+
+    assert ids("888555") == {seen}
+    assert ids("777555") == set()
+    assert ids("NIGHT") == ids("night") == {hidden}
+    assert ids("line ") == ids("raise ValueError") == {hidden, seen}
+    arguments = {letter["id"]: letter["args"] for letter in dead()}
+    assert "777555" not in json.dumps(arguments[hidden])
+    assert ids("no such text") == set()
 
 
 def test_list_narrows_by_queue_reason_and_task(crew: Crew) -> None:
