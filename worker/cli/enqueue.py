@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import from_json, to_json
 
 from ...queues.catalog import Catalog
+from ...queues.defaults import MAX_SECONDS
 from ...queues.depth import MaxDepth, WhenFull, make_limit
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
 from ...queues.errors import TaskNotFound
@@ -38,7 +39,8 @@ from ...queues.producer import Producer
 from ...queues.security.secret_arguments import SecretPaths, names_beside, path_exists
 from ...queues.transport.replication import Replicated
 from ...queues.unique import UniqueTask
-from .support.connection import connected, seconds_of_delay, warn_unserved
+from ...queues.wording import iso_time
+from .support.connection import connected, redis_now, seconds_of_delay, warn_unserved
 from .support.errors import Misuse, misuse_of
 from .support.options import (
     Delay,
@@ -48,6 +50,7 @@ from .support.options import (
     opened,
     problem,
     read_app,
+    read_batch,
     read_delay,
     read_lines,
     read_object,
@@ -63,7 +66,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Defaults for the fields of a line, and the options, size limit and secret arguments of all tasks."""
+    """Defaults for the fields of a line, and the options, size limit and secret arguments of all tasks.
+
+    batch: first part of the ids of lines without one. now: seconds by Redis' clock, from which `expires` counts.
+    """
 
     task: str | None
     queue: str | None
@@ -80,6 +86,8 @@ class Defaults:
     max_depth: int | None = None
     when_full: WhenFull | None = None
     wait_limit: float | None = None
+    batch: str | None = None
+    now: float = 0.0
 
     def limit(self, published: MaxDepth | None) -> MaxDepth | None:
         """Return the limit of a queue's depth. published: that of the catalog. Raises `ValueError`."""
@@ -112,6 +120,7 @@ class _Line(BaseModel):
     tags: list[str] | None = None
     priority: Priority | None = None
     idle: bool | None = None
+    expires: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
 
 
 def check(file: IO[bytes], defaults: Defaults) -> int:
@@ -123,9 +132,9 @@ def check(file: IO[bytes], defaults: Defaults) -> int:
     hashes = array("Q")  # of the given ids, eight bytes each: files may be long
     unseen = defaults.secrets
 
-    def check_line(text: bytes) -> None:
+    def check_line(number: int, text: bytes) -> None:
         nonlocal unseen
-        message = _item(text, defaults).message
+        message = _item(number, text, defaults).message
         if unseen:
             unseen = _missing(unseen, from_json(message.arguments))
         if message.own_id:
@@ -150,7 +159,7 @@ def _duplicate_ids(file: IO[bytes], defaults: Defaults, duplicates: Set[int]) ->
     first_lines: dict[str, int] = {}
     for number, text in numbered_lines(file):
         with suppress(ValueError):  # reported already
-            message = _item(text, defaults).message
+            message = _item(number, text, defaults).message
             if message.own_id and spread(message.id) in duplicates:
                 first = first_lines.setdefault(message.id, number)
                 if first != number:
@@ -168,14 +177,18 @@ def make_message(
     tags: Sequence[str] | None = None,
     app: str | None = None,
     lane: Lane | None = None,
+    expires: float | None = None,
 ) -> TaskMessage:
-    """Return a task ready to be sent.
+    """Return a task ready to be sent. expires: seconds, in place of those of the command line.
 
     Raises:
         ValueError: The task is invalid; see `problem` for the text.
     """
     given = defaults.tags if tags is None else tags
-    form = EnvelopeTemplate(task, headers, defaults.options, given, app=app, lane=lane)
+    options = defaults.options
+    if expires is not None:
+        options = options.model_copy(update={"expires": defaults.now + expires})
+    form = EnvelopeTemplate(task, headers, options, given, app=app, lane=lane)
     message = form.message(to_json(args), defaults.secrets, key=key, task_id=task_id)
     message.check(defaults.payload_limit, defaults.large_limit)
     return message
@@ -225,7 +238,7 @@ def lane_of_task(task: str, queue: str | None, app: str | None, lane: Lane | Non
     return found.pop() if len(found) == 1 else None
 
 
-def _item(text: bytes, defaults: Defaults) -> Item:
+def _item(number: int, text: bytes, defaults: Defaults) -> Item:
     given = _Line.model_validate(read_object(text))
     task = defaults.task if given.task is None else given.task
     if task is None:
@@ -235,7 +248,8 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     lane = check_lane(given.priority, given.idle) or defaults.lane
     lane = lane_of_task(task, given.queue or defaults.queue, app, lane, defaults.catalog)
     fields: dict[str, Any] = {"headers": given.headers, "tags": given.tags, "app": app, "lane": lane}
-    message = make_message(task, given.args, defaults, task_id=given.id, key=key, **fields)
+    task_id = f"{defaults.batch}-{number}" if given.id is None and defaults.batch is not None else given.id
+    message = make_message(task, given.args, defaults, task_id=task_id, key=key, expires=given.expires, **fields)
     listed = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
     delay = defaults.delay if given.delay is None else Delay(given.delay)
     message = listed.checked(message, delay.seconds or float(delay.until or 0))
@@ -285,8 +299,25 @@ async def enqueue(
             metavar="TIME", parser=read_delay, help="Time before the task may run: 90, 15m, 2h; or 2026-11-22T18:00Z."
         ),
     ] = None,
+    expires: Annotated[
+        Delay | None,
+        typer.Option(
+            metavar="TIME",
+            parser=read_delay,
+            help="Time by which a worker must start the task, or it becomes a dead letter: 15m, or 2026-11-22T18:00Z.",
+        ),
+    ] = None,
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Enqueue the tasks of this file of JSON lines; - for stdin.")
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            parser=read_batch,
+            help="With --file: give lines without an id the ids NAME-1, NAME-2, ..., by their numbers, so that the "
+            "command can be repeated.",
+        ),
     ] = None,
     task_id: Annotated[
         str | None,
@@ -350,9 +381,10 @@ async def enqueue(
     Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
 
     With --file, each line is one task: {"args": {...}, "task"?, "queue"?,
-    "app"?, "delay"?, "id"?, "key"?, "headers"?, "tags"?, "priority"?, "idle"?}.
-    The command line has the defaults for missing fields. All lines are checked
-    before the first is sent.
+    "app"?, "delay"?, "id"?, "key"?, "headers"?, "tags"?, "priority"?, "idle"?,
+    "expires"?}. The command line has the defaults for missing fields. All lines
+    are checked before the first is sent. With --batch, a command that was cut
+    off can be given again: it enqueues only the lines that are missing.
 
     Workers publish the queue and the arguments of their tasks (perdure task
     catalog), so arguments are checked, and --queue is needed only before the
@@ -366,10 +398,14 @@ async def enqueue(
     command fails (exit code 1), or waits for room with --when-full wait. With
     --file, the lines whose ids are printed are stored, the others are not.
 
-    Example: perdure enqueue audit --file tasks.jsonl
+    Example: perdure enqueue audit --file tasks.jsonl --batch audit-2026-11
     """
+    if batch is not None and file is None:
+        raise Misuse("--batch is for the lines of a file: give --file too, or the --id of the task")
+    now = 0.0 if expires is None and file is None else await redis_now(producer) / 1000
     try:
-        options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
+        deadline = None if expires is None else _deadline(expires, now)
+        options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl, expires=deadline)
     except ValueError as error:
         raise Misuse(problem(error)) from None
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
@@ -393,6 +429,8 @@ async def enqueue(
         max_depth=max_depth,
         when_full=full,
         wait_limit=wait_limit,
+        batch=batch,
+        now=now,
     )
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
@@ -403,6 +441,15 @@ async def enqueue(
         sending = _send_file(producer, defaults, file, replicated)
     async for output in sending:
         yield output
+
+
+def _deadline(expires: Delay, now: float) -> float:
+    """Return the deadline in seconds since the epoch. Raises `ValueError`."""
+    deadline = now + expires.seconds if expires.until is None else expires.until / 1000
+    if not now < deadline <= now + MAX_SECONDS:
+        given = iso_time(expires.until) if expires.until is not None else f"{expires.seconds:g} s"
+        raise ValueError(f"--expires must be in the future, and at most {MAX_SECONDS:.0e} seconds ahead; got {given}")
+    return deadline
 
 
 async def _send_one(
@@ -455,7 +502,7 @@ async def _send_file(
     existed = 0
     with opened(path) as file:
         count = check(file, defaults)
-        with Bar("enqueuing", count) as bar:
+        with Bar("enqueuing", count) as bar, _noting_rest(bar, count, defaults.batch):
             for (queue, delay, unique, limit), run in groupby(
                 read_lines(file, partial(_item, defaults=defaults)), key=attrgetter("queue", "delay", "unique", "limit")
             ):
@@ -472,6 +519,17 @@ async def _send_file(
     before = f"; existed already: {existed}" if existed else ""
     note(f"tasks enqueued on {producer.address.shown}: {count - existed}{before}")
     await warn_unserved(producer, sent_to, defaults.catalog, app=defaults.app)
+
+
+@contextmanager
+def _noting_rest(bar: Bar, count: int, batch: str | None) -> Iterator[None]:
+    """Print how many lines are stored if an error or a signal ends the block."""
+    try:
+        yield
+    except BaseException:
+        rest = "the same command enqueues the rest" if batch else "with --batch, the command could be repeated"
+        note(f"at least {bar.done:,} of {count:,} lines are stored; {rest}")
+        raise
 
 
 def _noted(item: Item, names: set[str]) -> TaskMessage:

@@ -12,13 +12,13 @@ from typing import Any
 import anyio
 import pytest
 import redis
-from perdure import App, Context, Settings, Unique
+from perdure import App, Context, Settings, TaskFailed, Unique
 from perdure.queues.catalog import publish_entry, read_catalog
 from perdure.queues.envelope import Envelope
 from perdure.worker.cli.support.output import Bar
 
-from tests.support.command_line import Answer, call
-from tests.support.workers import running_worker, wait_until
+from tests.support.command_line import Answer, Running, call
+from tests.support.workers import bounded, running_worker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
 
@@ -245,6 +245,72 @@ def test_of_a_file_the_tasks_without_a_conflict_are_enqueued() -> None:
     answer = from_lines({"args": {"n": 2}, "id": "once"}, {"args": {"n": 2}, "id": "new"})
     assert (answer.code, answer.ids) == (1, ["new"])
     assert "perdure: task once exists already with other arguments (n)" in answer.err
+
+
+def test_a_batch_that_was_killed_is_completed_by_the_same_command(tmp_path: Path) -> None:
+    count = 6000  # the pipe has no room for so many ids, so that the command waits for its reader
+    text = "".join(json.dumps({"args": {"n": n, "text": "x" * 200}}) + "\n" for n in range(count))
+    (tmp_path / "tasks.jsonl").write_text(text)
+    options = ("enqueue", "audit", "--queue", "default", "--file", "tasks.jsonl", "--batch", "nightly-2026-11-27")
+    with Running(*options, cwd=tmp_path) as command:
+        assert command.line() == "nightly-2026-11-27-1"
+        command.process.kill()
+    stored = queues()[0]["depth"]
+    assert 0 < stored < count
+    again = call(*options[:-3], str(tmp_path / "tasks.jsonl"), *options[-2:])
+    assert (again.code, again.ids) == (0, [f"nightly-2026-11-27-{number}" for number in range(1, count + 1)])
+    assert f": {count - stored}; existed already: {stored}" in again.err
+    assert queues()[0]["depth"] == count
+    assert show(f"nightly-2026-11-27-{count}")["args"]["n"] == count - 1
+
+
+def test_a_batch_numbers_the_lines_of_the_file() -> None:
+    lines = ("", {"args": {"n": 2}}, {"args": {}, "id": "own"}, {"args": {"n": 4}})
+    assert from_lines(*lines, args=("audit", "--queue", "default", "--batch", "b")).ids == ["b-2", "own", "b-4"]
+    changed = from_lines(*lines[:3], {"args": {"n": 5}}, args=("audit", "--queue", "default", "--batch", "b"))
+    assert changed.code == 1
+    assert "task b-4 exists already with other arguments (n)" in changed.err
+    taken = from_lines({"args": {}}, {"args": {}, "id": "b-1"}, args=("audit", "--queue", "default", "--batch", "b"))
+    assert taken.code == 2
+    assert "line 2: id 'b-1' must be unique, line 1 has it too" in taken.err
+
+
+def test_a_batch_is_for_a_file() -> None:
+    refused = call("enqueue", "audit", "--queue", "default", "--batch", "night")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--batch is for the lines of a file: give --file too, or the --id of the task" in refused.err
+    assert call("enqueue", "audit", "--queue", "default", "--file", "-", "--batch", "a b", stdin=b"{}").code == 2
+
+
+async def test_a_task_that_has_expired_becomes_a_dead_letter(settings: Settings) -> None:
+    def enqueued() -> list[str]:
+        line = {"args": {}, "expires": 0.001}
+        options = ("--queue", "default", "--expires", "1h")
+        return [*from_lines(line, {"args": {}}, args=("audit", *options)).ids, *call("enqueue", "audit", *options).ids]
+
+    late, *timely = await anyio.to_thread.run_sync(enqueued)
+    async with App("default", settings=settings) as app:
+
+        @app.task
+        async def audit(ctx: Context) -> int:
+            return 1
+
+        async with running_worker(app):
+            first, *others = [await app.producer.find(task_id) for task_id in (late, *timely)]
+            assert first is not None
+            with pytest.raises(TaskFailed, match="expired"):
+                await bounded(first.result())
+            for handle in others:
+                assert handle is not None
+                assert await bounded(handle.result()) == 1
+
+
+@pytest.mark.parametrize("given", ["0", "2020-01-01T00:00Z"])
+def test_a_deadline_that_has_passed_is_misuse(given: str) -> None:
+    refused = call("enqueue", "audit", "--queue", "default", "--expires", given)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--expires must be in the future" in refused.err
+    assert queues() == []
 
 
 def test_json_says_that_a_task_existed() -> None:
@@ -647,6 +713,7 @@ def test_the_lines_before_a_full_queue_are_stored() -> None:
     answer = from_lines(*({"args": {}} for _ in range(4)), args=("audit", "--queue", "default", "--max-depth", "3"))
     assert answer.code == 1
     assert len(answer.ids) == 3
+    assert "at least 3 of 4 lines are stored; with --batch, the command could be repeated" in answer.err
     assert "max_depth is 3" in answer.err
     assert [queue["depth"] for queue in queues()] == [3]
 

@@ -424,7 +424,10 @@ async def _import_file(store: HybridStore, path: str, defaults: Mapping[str, Any
         defaults: Values for missing fields of a line.
     """
     with opened(path) as file:
-        read = partial(_read, defaults=defaults)
+
+        def read(_: int, text: bytes) -> Memory | tuple[NewMemory, str, str | None]:
+            return _read(text, defaults)
+
         count = check_lines(file, read, "nothing was stored")
         new, started_at = 0, time.time()
         exported: list[Memory] = []

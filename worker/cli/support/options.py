@@ -63,6 +63,11 @@ def read_queue(text: str) -> str:
 
 
 @parser
+def read_batch(text: str) -> str:
+    return check_name("batch", text)
+
+
+@parser
 def read_app(text: str) -> str:
     return check_name("app", text)
 
@@ -299,12 +304,16 @@ _MAX_LISTED: Final = 10
 
 
 def check_lines(
-    file: IO[bytes], check: Callable[[bytes], object], undone: str, *, repeated: Callable[[], Iterable[str]] = tuple
+    file: IO[bytes],
+    check: Callable[[int, bytes], object],
+    undone: str,
+    *,
+    repeated: Callable[[], Iterable[str]] = tuple,
 ) -> int:
     """Check all lines of a file; return their number.
 
     Args:
-        check: Raises `ValueError` for an invalid line.
+        check: Called with number and text of each line; raises `ValueError` for an invalid one.
         undone: First words of the error, such as "nothing was sent".
         repeated: Returns further problems after the last line.
 
@@ -316,7 +325,7 @@ def check_lines(
     for number, text in numbered_lines(file):
         count += 1
         try:
-            check(text)
+            check(number, text)
         except ValueError as error:
             wrong += 1
             if wrong <= _MAX_LISTED:
@@ -331,11 +340,11 @@ def check_lines(
     return count
 
 
-def read_lines(file: IO[bytes], read: Callable[[bytes], R]) -> Iterator[R]:
-    """Yield what `read` returns for each line of a checked file."""
+def read_lines(file: IO[bytes], read: Callable[[int, bytes], R]) -> Iterator[R]:
+    """Yield what `read` returns for number and text of each line of a checked file."""
     for number, text in numbered_lines(file):
         try:
-            yield read(text)
+            yield read(number, text)
         except ValueError as error:
             raise Failed(f"line {number} changed while the file was read: {problem(error)}") from None
 
