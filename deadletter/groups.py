@@ -1,47 +1,13 @@
-"""Groups of dead letters that have the same cause, by a fingerprint of the error.
-
-Letters have the same fingerprint if task, reason and type of the error are the same, and its message too, without what
-differs from one task to the next: numbers, ids and times. So do the file and the function that raised it, but not the
-line: a change elsewhere in the file makes no other group.
-"""
+"""Groups of dead letters that have the same cause, by the fingerprint of the error: see `letters.fingerprint`."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from ..queues.wording import iso_time
-
-if TYPE_CHECKING:
-    from .letters import DeadLetter
-
-LENGTH: Final = 10
-"""Hexadecimal digits of a fingerprint: by chance, two of a million groups have the same."""
-
-_VARIABLE: Final = re.compile(
-    r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"  # a UUID
-    r"|0x[0-9a-f]+"  # an address
-    r"|(?=[a-f]*[0-9])[0-9a-f]{8,}"  # a hash, or a long number
-    r"|[0-9]+(?:[.,:T_-][0-9]+)*Z?",  # a number, a time, a version, an address of a network
-    re.IGNORECASE,
-)
-_FRAME: Final = re.compile(r'^ *File "([^"\n]*)", line [0-9]+, in (.*)$', re.MULTILINE)
-
-_MESSAGE: Final = 500
-"""Characters of the message that make the fingerprint."""
-
-
-def fingerprint(task: str, reason: str, error: str, message: str, traceback: str) -> str:
-    """Return the fingerprint of an error, in hexadecimal digits."""
-    first = next(iter(message.strip().splitlines()), "")[: 4 * _MESSAGE]
-    frames = _FRAME.findall(traceback)
-    file, function = frames[-1] if frames else ("", "")
-    place = file.replace("\\", "/").rpartition("/")[2]
-    text = "\0".join((task, reason, error, _VARIABLE.sub("0", first)[:_MESSAGE], place, function))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]
+from .letters import DeadLetter
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import heapq
 import re
 from collections import deque
@@ -23,11 +24,50 @@ from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_pa
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.scripts import pairs
 from ..queues.wording import iso_time
-from .groups import fingerprint
 from .policy import Reason
 
 PAGE: Final = 200
 """Letters of one page, read from one partition."""
+
+
+FINGERPRINT: Final = 10
+"""Hexadecimal digits of a fingerprint: by chance, two of a million groups have the same."""
+
+_WORD: Final = re.compile(r"[0-9A-Za-z_.,:-]+")
+_DIGIT: Final = re.compile(r"[0-9]")
+_HEX: Final = frozenset("abcdefABCDEF-")
+_FRAME: Final = re.compile(r'^ *File "([^"\n]*)", line [0-9]+, in (.*)$', re.MULTILINE)
+
+_MESSAGE: Final = 500
+"""Characters of the message that make the fingerprint."""
+
+
+def fingerprint(task: str, reason: str, error: str, message: str, traceback: str) -> str:
+    """Return the fingerprint of an error, in hexadecimal digits: that of a group of dead letters with the same cause.
+
+    Letters have the same one if task, reason and type of the error are the same, and the first line of its message too,
+    without what differs from one task to the next: numbers, ids and times. So do the file and the function that raised
+    it, but not the line: a change elsewhere in the file makes no other group.
+    """
+    first = next(iter(message.strip().splitlines()), "")[: 4 * _MESSAGE]
+    frames = _FRAME.findall(traceback)
+    file, function = frames[-1] if frames else ("", "")
+    place = file.replace("\\", "/").rpartition("/")[2]
+    text = "\0".join((task, reason, error, _WORD.sub(_without_number, first)[:_MESSAGE], place, function))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:FINGERPRINT]
+
+
+def _without_number(word: re.Match[str]) -> str:
+    """Return a word as it is if it has no digit, else its part before the first one, and 0.
+
+    Hexadecimal letters before the first digit are left out too: a UUID or a hash may start with them.
+    """
+    text = word[0]
+    digit = _DIGIT.search(text)
+    if digit is None:
+        return text
+    head = text[: digit.start()]
+    return "0" if _HEX.issuperset(head) else f"{head}0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -459,7 +459,7 @@ ACTS: Final = (
         _lists(("task", "list"), ("queue", "list"), ("queue", "metrics"), ("worker", "list")),
     ),
     Act(
-        "read dead letters: `perdure dlq list`, `show`, `export`",
+        "read dead letters: `perdure dlq list`, `groups`, `show`, `export`",
         ALL,
         _lists(("dlq", "list"), ("dlq", "show", "DEAD"), ("dlq", "export")),
     ),

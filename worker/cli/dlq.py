@@ -11,8 +11,8 @@ from typing import Annotated, Final
 import orjson
 import typer
 
-from ...deadletter.groups import LENGTH, LetterGroup, group_letters
-from ...deadletter.letters import DAMAGED, DeadLetter, Filter, count_letters, find_letter, list_letters
+from ...deadletter.groups import LetterGroup, group_letters
+from ...deadletter.letters import DAMAGED, FINGERPRINT, DeadLetter, Filter, count_letters, find_letter, list_letters
 from ...deadletter.policy import Reason
 from ...deadletter.replay import Replay, purge_all, replay_all
 from ...queues.delivery.checkpoint import recorded_steps
@@ -60,12 +60,12 @@ def read_group(text: str) -> str:
     """Parse a fingerprint, or its first digits."""
     if not _GROUP.fullmatch(text):
         raise ValueError(
-            f"must be 4 to {LENGTH} hexadecimal digits, which 'perdure dlq groups' prints; got {short(repr(text))}"
+            f"must be 4 to {FINGERPRINT} hexadecimal digits, which 'perdure dlq groups' prints; got {short(repr(text))}"
         )
     return text.lower()
 
 
-_GROUP: Final = re.compile(rf"[0-9a-fA-F]{{4,{LENGTH}}}")
+_GROUP: Final = re.compile(rf"[0-9a-fA-F]{{4,{FINGERPRINT}}}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perdure.deadletter.groups import LENGTH, fingerprint
+from perdure.deadletter.letters import FINGERPRINT, fingerprint
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/srv/a/tasks.py", line 7, in pay\n    raise ValueError\n'
 KNOWN = {"task": "pay", "reason": "attempts_exhausted", "error": "ValueError", "message": "", "traceback": TRACEBACK}
@@ -50,7 +50,7 @@ def test_another_error_makes_another_group(changed: dict[str, str]) -> None:
 def test_line_and_folder_make_no_group() -> None:
     moved = TRACEBACK.replace("line 7", "line 90").replace("/srv/a", "C:\\b").replace("C:\\b/", "C:\\b\\")
     assert named(traceback=moved) == named()
-    assert len(named()) == LENGTH
+    assert len(named()) == FINGERPRINT
 
 
 def test_the_last_frame_counts() -> None:
@@ -60,4 +60,4 @@ def test_the_last_frame_counts() -> None:
 
 @pytest.mark.parametrize("message", ["\ud800", "a" * 100_000, "\n\n", "\0", "1" * 100_000])
 def test_any_message_has_a_fingerprint(message: str) -> None:
-    assert len(named(message=message)) == LENGTH
+    assert len(named(message=message)) == FINGERPRINT
