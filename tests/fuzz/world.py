@@ -52,6 +52,7 @@ DETAILS: Final[Sequence[tuple[str, ...]]] = (
     ("task", "artifact", "succeeded"),
     ("task", "events", "--queue", QUEUE),
     ("dlq", "show", "dead"),
+    ("dlq", "groups"),
     ("dlq", "export"),
     ("session", "show", "Talker", "ada"),
     ("identity", "show", "Talker"),

@@ -461,7 +461,7 @@ ACTS: Final = (
     Act(
         "read dead letters: `perdure dlq list`, `groups`, `show`, `export`",
         ALL,
-        _lists(("dlq", "list"), ("dlq", "show", "DEAD"), ("dlq", "export")),
+        _lists(("dlq", "list"), ("dlq", "groups"), ("dlq", "show", "DEAD"), ("dlq", "export")),
     ),
     Act("replay and purge dead letters: `perdure dlq replay`, `purge`", WRITERS, _replay),
     Act("load scripts, register queues: `perdure server prepare`", WRITERS, _lists(("server", "prepare", "stage"))),

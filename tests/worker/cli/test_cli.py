@@ -131,7 +131,7 @@ def test_the_commands_are_these() -> None:
         *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions")),
         *(f"limit {name}" for name in ("list", "show", "set", "hold", "release")),
         *(f"schedule {name}" for name in ("list", "add", "edit", "remove", "pause", "resume", "run", "backfill")),
-        *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
+        *(f"dlq {name}" for name in ("list", "groups", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),
         *(f"server {name}" for name in ("start", "stop", "status", "prepare")),

@@ -219,6 +219,7 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
             await check("task", "compact", agent.id, *json, said=False)
             await check("task", "fork", agent.id, *json, said=False)
             await check("dlq", "list", *json)
+            await check("dlq", "groups", *json)
             await check("dlq", "show", bad.id, *json)
             await check("dlq", "purge", "--error", HOSTILE, *json, said=False)
             await check("session", "list", *json, said=False)
