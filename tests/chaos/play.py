@@ -14,6 +14,7 @@ from typing import Final
 import anyio
 from perdure import Producer
 from perdure.queues import list_workers
+from perdure.queues.limits.store import LimitStore
 from perdure.worker.log import configure_logging
 
 from .clerk import Clerk
@@ -106,10 +107,12 @@ async def _end(*looking: asyncio.Task[None]) -> None:
 async def _wait_for_tokens(producer: Producer, journal: JournalWriter) -> None:
     """Wait until no token is held: those that a killed process took before it admitted a task lapse."""
     begin = time.monotonic()
+    store = LimitStore(producer.gateway, producer.namespace)
     while found := await left_over(producer):
         if (seconds := time.monotonic() - begin) > _LAPSED_WITHIN:
             journal.write("left_over", seconds=seconds, found=found[:20])
             return
+        await store.touch()  # as workers do while tasks wait: no script may have run since the clock was set back
         await asyncio.sleep(0.5)
 
 

@@ -114,9 +114,10 @@ class Cluster:
 
     def move_slot(self, slot: int, target: Node) -> None:
         """Move a slot with all its keys, as `redis-cli --cluster reshard` does."""
-        if self.owner(slot) is target:
+        source = self.owner(slot)
+        if source is target:
             return
-        move = self.migrate(slot, target)
+        move = Migration(self, slot, source, target)
         move.begin()
         move.keys()
         move.finish()
@@ -227,6 +228,11 @@ class Migration:
         others = [node for node in self.cluster.serving() if node not in (self.source, self.target)]
         for node in (self.target, self.source, *others):
             node.command("CLUSTER", "SETSLOT", self.slot, "NODE", self.target.id)
+        # An older message of the source may change the mind of a node, until it has heard of the target's new epoch.
+        wait_for(
+            lambda: all(self.cluster.owner(self.slot, asked=node) is self.target for node in self.cluster.living),
+            "all nodes to know the slot's new owner",
+        )
 
 
 def slot_of(key: str) -> int:
