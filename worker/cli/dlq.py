@@ -212,7 +212,7 @@ async def groups(
 
     A group has the dead letters of one task with the same reason, type of
     error, message and function that raised it. Numbers, ids and times in the
-    message make no difference. The other commands take a group with --group.
+    message make no difference. list, export, replay and purge have --group.
 
     Example: perdure dlq groups --since 1d
 

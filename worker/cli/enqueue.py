@@ -3,7 +3,7 @@
 Each line of a file is a JSON object:
 
     {"task": "audit", "args": {"root": "src"}, "queue": "audit", "app": "audit", "delay": 60, "id": "audit-src",
-     "key": "src", "headers": {}, "tags": [], "priority": "high", "idle": false}
+     "key": "src", "headers": {}, "tags": [], "priority": "high", "idle": false, "expires": 3600}
 
 `args` is required; the command line has the defaults for the other fields. The file is read twice, line by line, to
 check all lines before the first task is sent, without holding the file in memory.
@@ -29,7 +29,7 @@ from ...queues.catalog import Catalog
 from ...queues.defaults import MAX_SECONDS
 from ...queues.depth import MaxDepth, WhenFull, make_limit
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
-from ...queues.errors import TaskNotFound
+from ...queues.errors import TaskExists, TaskNotFound
 from ...queues.handle import TaskHandle
 from ...queues.junk import report_once
 from ...queues.keys import check_name
@@ -526,8 +526,11 @@ def _noting_rest(bar: Bar, count: int, batch: str | None) -> Iterator[None]:
     """Print how many lines are stored if an error or a signal ends the block."""
     try:
         yield
-    except BaseException:
-        rest = "the same command enqueues the rest" if batch else "with --batch, the command could be repeated"
+    except BaseException as error:
+        if isinstance(error, TaskExists):
+            rest = "correct the line, and give the command again"
+        else:
+            rest = "the same command enqueues the rest" if batch else "with --batch, the command could be repeated"
         note(f"at least {bar.done:,} of {count:,} lines are stored; {rest}")
         raise
 

@@ -270,6 +270,7 @@ def test_a_batch_numbers_the_lines_of_the_file() -> None:
     changed = from_lines(*lines[:3], {"args": {"n": 5}}, args=("audit", "--queue", "default", "--batch", "b"))
     assert changed.code == 1
     assert "task b-4 exists already with other arguments (n)" in changed.err
+    assert "of 3 lines are stored; correct the line, and give the command again" in changed.err
     taken = from_lines({"args": {}}, {"args": {}, "id": "b-1"}, args=("audit", "--queue", "default", "--batch", "b"))
     assert taken.code == 2
     assert "line 2: id 'b-1' must be unique, line 1 has it too" in taken.err
