@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -117,6 +117,15 @@ class Admitted(NamedTuple):
     wait: float | None
 
 
+_left_out: WeakKeyDictionary[Gateway, Collection[str]] = WeakKeyDictionary()
+"""Queues whose tasks are not admitted, see `leave_out`."""
+
+
+def leave_out(gateway: Gateway, queues: Collection[str]) -> None:
+    """Admit no tasks of these queues from now on, but of all others: nothing would run them, and they hold tokens."""
+    _left_out[gateway] = frozenset(queues)
+
+
 _windows: WeakKeyDictionary[Gateway, dict[str, tuple[int, float]]] = WeakKeyDictionary()
 """Numbers of tasks of ordered keys that may run side by side, by limit, and when they were read."""
 
@@ -146,9 +155,12 @@ class Admission:
         self._on_dropped = on_dropped
         self._on_change = on_change
         self._windows = _windows.setdefault(gateway, {})
+        self._left_out = _left_out.get(gateway, ())
 
     async def admit_due(self, partition: Partition) -> Admitted:
         """Admit the tasks of a partition whose turn it is and whose limits have room, a bounded number."""
+        if partition.queue in self._left_out:
+            return Admitted(0, None)
         admitted = 0
         wait: float | None = 0.0
         for _ in range(_ROUNDS):
@@ -192,6 +204,8 @@ class Admission:
         """Return how many tasks were admitted, and for how many of the hints."""
         admitted = used = 0
         for partition, lines in _by_partition(self._namespace, hints).items():
+            if partition.queue in self._left_out:
+                continue
             most, served = max(_LEAST, 2 * len(lines)), set[tuple[str, str]]()
             for _ in range(_ROUNDS):
                 done = await self._round(partition, most, lines, attended=attended)

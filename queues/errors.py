@@ -31,6 +31,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── InvalidLimitUse         the arguments make no key for a limit of the task, or its cost is too large
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── ScheduleError           a schedule is unknown, its name is taken, or it cannot be read
+│   ├── PauseError              a pause cannot be stored or removed
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
 │   ├── StreamTrimmed           items of a stream that a reader asked for are not kept any more
 │   ├── CannotResolve           a person's decision about a step cannot be stored
@@ -360,6 +361,10 @@ class CatalogError(QueueError, ValueError):
 
 class ScheduleError(QueueError, ValueError):
     """A schedule cannot be used as asked: it is unknown, its name is taken, or what is stored cannot be read."""
+
+
+class PauseError(QueueError):
+    """A pause of a queue or of tasks cannot be stored or removed: there are too many, or others change them."""
 
 
 class TaskNotFound(QueueError, LookupError):

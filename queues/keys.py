@@ -22,6 +22,8 @@ on one server.
                                                               format); TTL of their longest wait
     {ns:queue:n}:versions:TASK    zset    workers             tasks of a name that wait for a version of its code
                                                               (the score); TTL of their longest wait
+    {ns:queue:n}:paused           zset    workers             tasks that a pause of an operator holds (score: number of
+                                                              its rule, see pauses.py); TTL of two hours, renewed
     {ns:queue:n}:waiting          zset    workers             tasks with open waits (score: ms of the first one)
     {ns:queue:n}:limited:KEYID    zset    producers, workers  tasks that wait for limits of one key, by their places
                                                               (microseconds of Redis' clock); of an ordered key also
@@ -107,6 +109,7 @@ on one server.
     {ns}:registry:workspaces      zset    workers             shared workspaces by the end of their TTL (ms)
     {ns}:control:identity:AGENT   hash    operators           for ever: the identity of an agent, the last 100 versions
     {ns}:control:config           hash    operators           for ever: settings that all workers share
+    {ns}:control:pauses           hash    operators           for ever: pauses of queues and tasks, pauses.py
     {ns}:control:paused           zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
     {ns}:control:pause:NAME       hash    supervisors         until it is lifted; TTL of 30 days
 
@@ -120,6 +123,7 @@ Channels of pub/sub:
     {ns:~sessions:n}:session:ID   a turn of the session has ended or failed
     {ns:~limits:0}:waiters:NAME   a token of the limit is free; the message is the waiter whose turn it is
     {ns:~schedules}:changed  a schedule was added or changed
+    {ns:~pauses}:changed     a queue or tasks were paused or resumed
     {ns:worker}:ID           a task that the worker runs is to be cancelled: it renews its leases, and reads the request
 """
 
@@ -221,7 +225,7 @@ _TYPES: Final = {
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
         *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
-        *("limits", "kept", "schedules"),
+        *("limits", "kept", "schedules", "paused"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -259,7 +263,7 @@ def junk_keys(key: str) -> JunkKeys:
 _STREAMS: Final = ("ready", "nudge", "dead", "junk")
 _OTHERS: Final = (
     *("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked"),
-    *("waiting", "outbox", "joins", "rings", "kept"),
+    *("waiting", "outbox", "joins", "rings", "kept", "paused"),
 )
 
 
@@ -287,6 +291,7 @@ class Partition:
     joins: str = field(init=False, compare=False, repr=False)
     rings: str = field(init=False, compare=False, repr=False)
     kept: str = field(init=False, compare=False, repr=False)
+    paused: str = field(init=False, compare=False, repr=False)
     promote_lock: str = field(init=False, compare=False, repr=False)
     clean_lock: str = field(init=False, compare=False, repr=False)
     sweep_lock: str = field(init=False, compare=False, repr=False)
@@ -540,7 +545,7 @@ class Namespace:
     def shared_keys(self) -> tuple[str, ...]:
         """The keys of the namespace that are not of one worker, queue or app."""
         registries = (self.workers, self.supervisors, self.catalog, self.workspaces)
-        own = (self.queues, self.deployment, self.config, self.paused, self.schedules)
+        own = (self.queues, self.deployment, self.config, self.paused, self.pauses, self.schedules)
         return (*own, self.session_lock, self.schedule_lock, *registries)
 
     @property
@@ -585,6 +590,19 @@ class Namespace:
     def schedule_place(self) -> Partition:
         """The place as which the tasks of schedules are encrypted. No queue has its name."""
         return Partition(self.name, "~schedules", 0)
+
+    @property
+    def pauses(self) -> str:
+        return f"{{{self.name}}}:control:pauses"
+
+    @property
+    def pause_channel(self) -> str:
+        return f"{{{self.name}:~pauses}}:changed"
+
+    @property
+    def pause_place(self) -> Partition:
+        """The place as which pauses are encrypted. No queue has its name."""
+        return Partition(self.name, "~pauses", 0)
 
     @property
     def session_lock(self) -> str:

@@ -106,12 +106,13 @@ def _whole(reported: object, name: str) -> int | None:
 class Announced(NamedTuple):
     """Reply to a registration. started: start time of the worker in milliseconds of Redis' clock.
 
-    schedules: whether the namespace has any.
+    schedules: whether the namespace has any. pauses: the stored ones, see pauses.py.
     """
 
     started: int
     config: SharedConfig
     schedules: bool
+    pauses: Mapping[bytes, bytes]
 
 
 async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> Announced:
@@ -120,9 +121,9 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
     args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
     for name, (write, _) in _FIELDS.items():
         args += (name, write(getattr(info, name)))
-    keys = [namespace.worker(info.id), namespace.workers, namespace.config, namespace.schedules]
-    started, now, stored, schedules = await gateway.run(_REGISTER, keys, args)
-    return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)), bool(schedules))
+    keys = [namespace.worker(info.id), namespace.workers, namespace.config, namespace.schedules, namespace.pauses]
+    started, now, stored, schedules, pauses = await gateway.run(_REGISTER, keys, args)
+    return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)), bool(schedules), pairs(pauses))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:

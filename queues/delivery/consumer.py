@@ -109,6 +109,8 @@ class Consumer:
         self._read_from: dict[int, list[Partition]] = {}
         self._empty: dict[int, int] = {}
         self._set_read_from(partitions)
+        self.paused: Collection[str] = ()
+        """Queues that an operator has paused: no message is read from them, and none is claimed."""
         self._turns: LaneTurns | None = None
         self.spare = False
         """Whether the last read found no task in any lane but that of idle tasks."""
@@ -136,6 +138,18 @@ class Consumer:
         if set(read_from) != {partition for lane in self._read_from.values() for partition in lane}:
             self._set_read_from(read_from)
             await self.interrupt()
+
+    async def pause(self, queues: Collection[str]) -> None:
+        """Read no messages of these queues from now on, but of all others; a blocking read is interrupted.
+
+        Nudges are read still. Messages of a reply that is on its way are for the caller to release: see `is_paused`.
+        """
+        self.paused = self._reader.paused = frozenset(queues)
+        await self.interrupt()
+
+    def is_paused(self, partition: Partition) -> bool:
+        """Return whether the queue of a partition is paused."""
+        return partition.queue in self.paused
 
     def _set_read_from(self, partitions: Sequence[Partition]) -> None:
         """Read from these partitions, lane by lane."""

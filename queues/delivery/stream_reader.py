@@ -54,6 +54,9 @@ class _Absence:
 class StreamReader(Protocol):
     """Reader of the ready and nudge streams of partitions, as one worker."""
 
+    paused: Collection[str]
+    """Queues of which only nudges are read."""
+
     @property
     def requested(self) -> float:
         """Monotonic time at which the oldest command was sent whose reply the last read returned."""
@@ -90,9 +93,15 @@ class StreamReader(Protocol):
     async def close(self) -> None: ...
 
 
-def _command(worker: str, partitions: Sequence[Partition], count: int, block: float | None) -> tuple[Argument, ...]:
+def _command(
+    worker: str, partitions: Sequence[Partition], count: int, block: float | None, paused: Collection[str]
+) -> tuple[Argument, ...]:
+    """Return the command that reads partitions. paused: queues of which only nudges are read."""
     waiting: tuple[Argument, ...] = () if block is None else ("BLOCK", max(1, round(block * 1000)))
     streams = [stream for partition in partitions for stream in (partition.nudge, partition.ready)]
+    if paused:
+        left_out = {partition.ready for partition in partitions if partition.queue in paused}
+        streams = [stream for stream in streams if stream not in left_out]
     return (
         "XREADGROUP",
         "GROUP",
@@ -114,11 +123,12 @@ class SingleNodeReader:
         self._gateway = gateway
         self._reader = reader
         self._worker = worker
+        self.paused: Collection[str] = ()
         self.requested = RUNTIME.monotonic()
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         self.requested = RUNTIME.monotonic()
-        command = _command(self._worker, partitions, count, block)
+        command = _command(self._worker, partitions, count, block, self.paused)
         if block is None:
             return await self._gateway.command_now(*command) or []
         return await self._reader.read(*command) or []
@@ -158,6 +168,7 @@ class PerNodeReader:
         self._absences: dict[Partition, _Absence] = {}
         self._returned: list[Partition] = []
         self._late: dict[Partition, tuple[asyncio.Future[Any], float]] = {}
+        self.paused: Collection[str] = ()
         self.requested = RUNTIME.monotonic()
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
@@ -228,13 +239,13 @@ class PerNodeReader:
         return self._streams(replies)
 
     def _ask(self, partition: Partition, count: int) -> tuple[asyncio.Future[Any], float]:
-        command = _command(self._worker, [partition], count, None)
+        command = _command(self._worker, [partition], count, None, self.paused)
         return asyncio.ensure_future(self._gateway.command_now(*command)), RUNTIME.monotonic()
 
     async def _wait(self, partitions: Sequence[Partition], count: int, block: float) -> list[Stream]:
         """Block on all at once. However this ends, no read is left behind that could take a message unseen."""
         self._waiting = {
-            asyncio.ensure_future(reader.read(*_command(self._worker, [partition], count, block))): reader
+            asyncio.ensure_future(reader.read(*_command(self._worker, [partition], count, block, self.paused))): reader
             for partition in partitions
             for reader in (self._reader(partition),)
         }

@@ -59,6 +59,8 @@ class StopReason(Enum):
     """A token of a limit expired or was taken away, and the limit has no room for another one."""
     TOO_NEW = "too_new"
     """The task needs a worker of a newer version."""
+    PAUSED = "paused"
+    """A pause of an operator holds the task."""
     REPLAYED = "replayed"
     """An operator replayed the dead letter."""
     FORKED = "forked"
@@ -160,6 +162,7 @@ STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
     StopReason.QUARANTINED: StopRule("quarantine"),
     StopReason.RETURNED: StopRule("retry", "returned"),
     StopReason.TOO_NEW: StopRule("park"),
+    StopReason.PAUSED: StopRule("park"),
     StopReason.REPLAYED: StopRule(None, "replayed", "burial", "replay", new_message=True),
     StopReason.FORKED: StopRule(None, "forked", "asked", "fork", new_message=True),
 }

@@ -6,9 +6,12 @@ import asyncio
 
 import anyio
 
+from ...queues.delivery.consumer import Consumer
 from ...queues.delivery.due_set import next_look
 from ...queues.runtime import RUNTIME
 from ...queues.transport.gateway import Gateway
+from ...queues.wording import counted
+from ..log import logger
 from .executor import Executor
 from .intake import Intake
 from .maintenance.notices import NoticeDelivery
@@ -31,6 +34,7 @@ class Burst:
         self,
         gateway: Gateway,
         intake: Intake,
+        consumer: Consumer,
         assignment: AssignmentWatcher,
         slots: Slots,
         executor: Executor,
@@ -40,6 +44,7 @@ class Burst:
     ) -> None:
         self._gateway = gateway
         self._intake = intake
+        self._consumer = consumer
         self._assignment = assignment
         self._slots = slots
         self._owed = executor.owed = {}
@@ -58,6 +63,7 @@ class Burst:
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
             elif not await self._admits() and await self._finds_nothing():
+                await self._log_paused()
                 return  # a retry may have become due after the first check
 
     async def _admits(self) -> bool:
@@ -65,11 +71,20 @@ class Burst:
         if self._extras.busy:
             await anyio.sleep(_LOOK_AGAIN)
             return True
-        looks = await asyncio.gather(*(next_look(self._gateway, one) for one in self._assignment.served))
+        served = [partition for partition in self._assignment.served if not self._consumer.is_paused(partition)]
+        looks = await asyncio.gather(*(next_look(self._gateway, one) for one in served))
         if 0.0 not in looks:
             return False
         await anyio.sleep(_LOOK_AGAIN)
         return True
+
+    async def _log_paused(self) -> None:
+        """Log what the queues that an operator has paused have left."""
+        for queue in sorted(self._consumer.paused):
+            ready = [one.ready for one in self._assignment.served if one.queue == queue]
+            if left := sum(await self._gateway.pipeline([("XLEN", stream) for stream in ready])):
+                tasks = counted(left, "task is", "tasks are")
+                logger.warning("queue {} is paused: {} left; to go on: perdure queue resume {}", queue, tasks, queue)
 
     async def _finds_nothing(self) -> bool:
         """Take available messages. Return whether no assigned partition had any.

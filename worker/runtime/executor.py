@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...queues.delivery.checkpoint import History
 from ...queues.delivery.heartbeat import renew_lease
@@ -62,6 +62,9 @@ from .stages.task_lookup import CheckTaskVersion, CheckVersion, DecodeArguments,
 from .stopped_run import HandoffMiddleware, SessionMiddleware, TaskLog
 from .webhook_posting import WebhookQueue
 from .webhooks import WebhookMiddleware, unreadable_event
+
+if TYPE_CHECKING:
+    from ...queues.pauses import PauseRule
 
 
 class Executor:
@@ -142,6 +145,7 @@ class Executor:
             check_limits,
             self._resume,
         )
+        self._unheld = (self._first_stages, self._stages)
         self._call_handler = HandlerCall(gateway, settings, [*middleware, *own])
         self._stopping = False
         self._on_progress = on_progress
@@ -149,6 +153,16 @@ class Executor:
         """Tasks that failed here and run again later; filled for a burst, which waits for them."""
         self.settled: Counter[str] = Counter()
         """Settled deliveries by queue."""
+
+    def hold(self, rules: Sequence[PauseRule]) -> None:
+        """Park the tasks that these pauses match from now on. Without any, no stage looks for them."""
+        self._first_stages, self._stages = self._unheld
+        if rules:
+            from .stages.operator_pause import HeldByArguments, HeldByName, with_pauses
+
+            stages = (HeldByName(rules), HeldByArguments(rules))
+            self._first_stages = with_pauses(self._first_stages, *stages)
+            self._stages = with_pauses(self._stages, *stages)
 
     @property
     def runs(self) -> list[Run]:

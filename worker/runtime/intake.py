@@ -160,7 +160,7 @@ class Intake:
             if (claim := self._reclaim.next_claim(spare=self._has_spare)) is None:
                 return
             partition, cursor = claim
-            if self._consumer.is_away(partition):  # claimed from when it is available again
+            if self._consumer.is_away(partition) or self._consumer.is_paused(partition):  # claimed when it is back
                 self._reclaim.reached(partition, START)
                 continue
             try:
@@ -179,7 +179,8 @@ class Intake:
         reached, claimed = await self._consumer.claim(partition, cursor, most)
         self._reclaim.reached(partition, reached)
         for delivery in claimed:
-            if not self._slots.free:  # an execution has occupied its slot again since the claim was sent
+            if not self._slots.free or self._consumer.is_paused(partition):
+                # an execution has occupied its slot again, or the queue was paused, since the claim was sent
                 await self._give_back(delivery)
                 continue
             if delivery.count > 1:
@@ -193,6 +194,8 @@ class Intake:
         self._gate.wanted = False  # a request that arrives from here on leads to another search
         try:
             for partition in self._consumer.partitions:
+                if self._consumer.is_paused(partition):
+                    continue
                 found = await self._consumer.take_quarantined(partition)
                 self._gate.found(more=found.more)
                 if found.delivery is not None or found.more:
@@ -219,7 +222,7 @@ class Intake:
         taken = await self._consumer.read(most, block=None if self._plenty else block, spare=self._slots.spare)
         self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:
-            if self._slots.free and not self._stopping:
+            if self._may_start(delivery):
                 self._dispatch(delivery)
             else:
                 await self._give_back(delivery)
@@ -241,6 +244,10 @@ class Intake:
         for partition in self._consumer.partitions:
             await self._consumer.nudge(partition)
 
+    def _may_start(self, delivery: Delivery) -> bool:
+        """Return whether a delivery may start; its queue may have been paused since the read was sent."""
+        return bool(self._slots.free) and not self._stopping and not self._consumer.is_paused(delivery.partition)
+
     def _dispatch(self, delivery: Delivery) -> None:
         self._dispatched += 1
         self._start(delivery)
@@ -254,7 +261,7 @@ class Intake:
             await self._consumer.create_groups(partitions)
             for partition in partitions:
                 for delivery in await self._consumer.recover_own(partition):
-                    if self._slots.free and not self._stopping:
+                    if self._may_start(delivery):
                         self._dispatch(delivery)
                     else:
                         await self._give_back(delivery)

@@ -137,6 +137,16 @@ class AwaitVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A pause of an operator holds the task. number, target: of its rule, see `queues.pauses.PauseRule`."""
+
+    number: int
+    target: str
+    counters: Counters
+    stop = StopReason.PAUSED
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantined:
     """The task may run only in quarantine, not here and now."""
 
@@ -151,7 +161,7 @@ def ends_attempt(outcome: Outcome) -> bool:
     return isinstance(outcome, (Success, Burial, Cancelled))
 
 
-Outcome = Success | Rerun | Burial | Cancelled | Release | Park | Limited | AwaitVersion | Quarantined
+Outcome = Success | Rerun | Burial | Cancelled | Release | Park | Limited | AwaitVersion | Paused | Quarantined
 
 _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     StepInDoubt: Reason.IN_DOUBT,

@@ -47,6 +47,7 @@ from .outcome import (
     Limited,
     Outcome,
     Park,
+    Paused,
     Quarantined,
     Release,
     Rerun,
@@ -132,7 +133,7 @@ class Settler:
                 return partial(release, gateway, delivery, task_id, data=data, event=event, entries=last)
             case Quarantined():
                 return partial(quarantine, gateway, delivery, task_id)
-            case Rerun() | Park() | Limited() | AwaitVersion():
+            case Rerun() | Park() | Limited() | AwaitVersion() | Paused():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
                 ttl, cleanup, task = self._result_ttl(run), self._cleanup(run), run.envelope.task
@@ -156,9 +157,16 @@ class Settler:
             on_unread=_warn_unread,
         )
 
-    def _reschedule(self, run: Run, outcome: Rerun | Park | Limited | AwaitVersion) -> Callable[[], Awaitable[None]]:
+    def _reschedule(
+        self, run: Run, outcome: Rerun | Park | Limited | AwaitVersion | Paused
+    ) -> Callable[[], Awaitable[None]]:
         if isinstance(outcome, Limited):
             return self._wait_for_limit(run, outcome)
+        if isinstance(outcome, Paused):
+            from ...queues.pauses import await_resume
+
+            logger.bind(task=run.envelope.task, id=run.id).debug("parked by the pause of {}", outcome.target)
+            return partial(await_resume, self._gateway, run.delivery, run.id, outcome.number, outcome.counters)
         gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
         last = run.last_entry
         bound = logger.bind(task=run.envelope.task, id=task_id)

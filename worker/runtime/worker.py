@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import anyio
 
@@ -43,13 +43,16 @@ from .maintenance.janitor import Janitor, VersionWaker
 from .maintenance.notices import NoticeDelivery
 from .maintenance.partitions import AssignmentWatcher
 from .maintenance.promoter import ClockMonitor, Promoter
-from .maintenance.registration import CancelListener, Registration, describe
+from .maintenance.registration import HintListener, Registration, describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings, WorkerTimings, check_arguments
 from .slots import Slots
 from .supervisor_link import Link
 from .webhook_posting import WebhookQueue, WebhookTarget
+
+if TYPE_CHECKING:
+    from .pausing import WorkerPauses
 
 
 class Worker:
@@ -210,7 +213,9 @@ class Worker:
             app.limits.values(),
             app.schedules.values(),
             self._wake_scheduler,
+            self._apply_pauses,
         )
+        self._pauses: WorkerPauses | None = None
         self._schedules = anyio.Event()
         self._stop, self._stop_now = anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
@@ -285,6 +290,22 @@ class Worker:
             self._consumer.set_lease(self._shared.claim_lease)
             self._reclaim.set_lease(self._shared.claim_lease)
 
+    async def _apply_pauses(self, stored: Mapping[bytes, bytes]) -> None:
+        """Follow the pauses of operators. Most namespaces have never had any."""
+        if not stored and self._pauses is None:
+            return
+        if self._pauses is None:
+            from .pausing import WorkerPauses
+
+            place = (self._gateway, self._namespace)
+            self._pauses = WorkerPauses(
+                *place, self._consumer, self._reclaim, self._promoter, self._executor, self.queues
+            )
+        await self._pauses.apply(stored)
+
+    async def _wake_paused(self, partition: Partition) -> int:
+        return 0 if self._pauses is None else await self._pauses.wake_left(partition)
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -342,6 +363,7 @@ class Worker:
                 self._consumer,
                 dead_letter_ttl=lambda: self._shared.dead_letter_ttl,
                 worker=self.id,
+                wake_paused=self._wake_paused,
                 chores=session_chores(
                     self._gateway,
                     self._namespace,
@@ -357,8 +379,14 @@ class Worker:
             for duty in (*duties, self._notices):
                 background.start_soon(keep_running, duty.run)
             self._executor.extras.put(SharedNotifications(self.app.producer.notifications))
-            cancellations = CancelListener(self.app.producer, self.id, self._heartbeat.renew_now)
-            background.start_soon(keep_running, cancellations.run)
+            producer, names = self.app.producer, self._namespace
+            for hints in (
+                HintListener(
+                    producer, names.worker_channel(self.id), self._heartbeat.renew_now, "cancellations", "lease renewal"
+                ),
+                HintListener(producer, names.pause_channel, self._registration.wake, "pauses", "registration"),
+            ):
+                background.start_soon(keep_running, hints.run)
             if not self._gate.dedicated:
                 wake = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots, intake.claim)
                 for one in (self._promoter, janitor, wake):
@@ -370,6 +398,7 @@ class Worker:
                     await Burst(
                         self._gateway,
                         intake,
+                        self._consumer,
                         self._assignment_watcher,
                         self._slots,
                         self._executor,

@@ -25,7 +25,7 @@ from perdure import (
 from perdure.deadletter.letters import count_letters
 from perdure.deadletter.policy import Reason
 from perdure.queues import TaskNotFound
-from perdure.worker.runtime.maintenance.registration import CancelListener
+from perdure.worker.runtime.maintenance.registration import HintListener
 
 from tests.support.workers import (
     bounded,
@@ -54,7 +54,7 @@ async def patient(settings: Settings) -> AsyncIterator[App]:
 @pytest.fixture
 def unnotified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers miss each notification that a task is to be cancelled."""
-    monkeypatch.setattr(CancelListener, "run", lambda _: anyio.sleep_forever())
+    monkeypatch.setattr(HintListener, "run", lambda _: anyio.sleep_forever())
 
 
 class Endless:

@@ -56,6 +56,7 @@ class Janitor:
         *,
         dead_letter_ttl: Callable[[], float],
         worker: str,
+        wake_paused: Callable[[Partition], Awaitable[int]],
         chores: Mapping[str, Callable[[], Awaitable[object]]] | None = None,
         idle_consumer: float = IDLE_CONSUMER,
         interval: float = WorkerTimings.clean_interval,
@@ -66,6 +67,7 @@ class Janitor:
         Args:
             dead_letter_ttl: returns seconds.
             worker: id of the worker.
+            wake_paused: wakes the tasks of a partition that no pause holds any more.
             chores: what else it does in each round, by name.
         """
         self._gateway = gateway
@@ -74,6 +76,7 @@ class Janitor:
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
         self._worker = worker
+        self._wake_paused = wake_paused
         self._chores = dict(chores or {})
         self._errors = LoopErrors("clean up")
         self._idle_consumer = idle_consumer
@@ -104,6 +107,7 @@ class Janitor:
             parts: dict[str, Callable[[], Awaitable[int]]] = {
                 "keys": partial(self._gateway.set_keys_aside, partition.shared_keys),
                 "lost tasks": partial(put_back_lost, self._gateway, partition, self._consumer.lease),
+                "paused tasks": partial(self._wake_paused, partition),
                 "timeline": partial(trim_timeline, self._gateway, partition),
                 "dead letters": partial(trim_letters, self._gateway, partition, self._dead_letter_ttl()),
                 "waits": partial(self._forget_waits, partition),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cache
@@ -112,6 +112,7 @@ class Registration:
         limits: Collection[Limit] = (),
         schedules: Collection[ScheduleDefinition] = (),
         on_schedules: Callable[[], None] = lambda: None,
+        on_pauses: Callable[[Mapping[bytes, bytes]], Awaitable[None]] | None = None,
     ) -> None:
         """Create the registration; `run` publishes it.
 
@@ -122,6 +123,7 @@ class Registration:
             limits: those of the app, which are published first: tasks of an unknown limit wait.
             schedules: those of the app.
             on_schedules: called each time if the namespace has schedules.
+            on_pauses: called with the stored pauses each time.
         """
         self._gateway = gateway
         self._namespace = namespace
@@ -135,6 +137,8 @@ class Registration:
         self._other_limits: set[tuple[str, str]] = set()
         self._schedules = list(schedules)
         self._on_schedules = on_schedules
+        self._on_pauses = on_pauses
+        self._woken = anyio.Event()
         self._schedule_problems: set[str] = set()
         self._published = -math.inf
         self._refused = False
@@ -185,7 +189,13 @@ class Registration:
         self._on_config(announced.config)
         if announced.schedules:
             self._on_schedules()
+        if self._on_pauses is not None:
+            await self._on_pauses(announced.pauses)
         self._health.read_succeeded()
+
+    def wake(self) -> None:
+        """Register now: what the reply says may have changed."""
+        self._woken.set()
 
     async def warn_of_other_apps(self) -> None:
         """Log once that workers of other apps serve a queue of this one, if they do."""
@@ -216,6 +226,7 @@ class Registration:
 
     async def run(self) -> None:
         while True:
+            self._woken = anyio.Event()
             try:
                 await self.announce()
                 await self.publish_limits()
@@ -226,7 +237,8 @@ class Registration:
                 self._errors.note(error)
             except Exception as error:  # noqa: BLE001 - the loop ends with the worker only
                 self._errors.note(error)
-            await anyio.sleep(self._info.interval)
+            with anyio.move_on_after(self._info.interval):
+                await self._woken.wait()
 
     async def _publish(self) -> None:
         """Publish the app's tasks now and then, and if another program has removed them or hides them.
@@ -257,26 +269,36 @@ class Registration:
         )
 
 
-class CancelListener:
-    """Calls `on_request` after each notification, and whenever one may have been missed.
+class HintListener:
+    """Calls `on_hint` after each notification of a channel, and whenever one may have been missed.
 
-    A notification is a hint that anyone who may publish can forge: what it says is not used. The renewal that follows
-    reads the request itself.
+    A notification is a hint that anyone who may publish can forge: what it says is not used. The call that follows
+    reads what has changed.
+
+    Args:
+        what: What the notifications are about, for a warning if they cannot be received.
+        else_read: When it is read without them.
     """
 
-    def __init__(self, producer: Producer, worker: str, on_request: Callable[[], None]) -> None:
+    def __init__(
+        self, producer: Producer, channel: str, on_hint: Callable[[], None], what: str, else_read: str
+    ) -> None:
         self._notifications = producer.notifications
-        self._channel = producer.namespace.worker_channel(worker)
-        self._on_request = on_request
+        self._channel = channel
+        self._on_hint = on_hint
+        self._what = what
+        self._else_read = else_read
 
     async def run(self) -> None:
         try:
             async with AsyncExitStack() as stack:
-                requests = await retry_while_unavailable(
+                hints = await retry_while_unavailable(
                     lambda: stack.enter_async_context(self._notifications.listen(self._channel))
                 )
                 while True:
-                    self._on_request()
-                    await requests.get()
+                    self._on_hint()
+                    await hints.get()
         except QueueError as error:
-            logger.warning("could not subscribe to cancellations: {}; they are read at each lease renewal", error)
+            logger.warning(
+                "could not subscribe to {}: {}; they are read at each {}", self._what, error, self._else_read
+            )

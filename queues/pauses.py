@@ -1,0 +1,334 @@
+"""Pauses by operators: rules that hold a whole queue, or the tasks of a name or with certain arguments.
+
+The rules of a namespace are one hash. Workers read it with their registration, and when a notification says that it has
+changed. A rule for a queue alone makes workers leave its partitions out: they read and claim nothing there, and admit
+no task that waits for limits, while due tasks and schedules go on. Any other rule parks the tasks that it matches
+before their handlers start, in the due set, until an operator removes the rule.
+
+Each rule has a number that no other rule ever gets, and a partition has its paused tasks by the numbers of their rules.
+So a task whose worker has parked it after the rule was removed is found by its number: see `wake_paused`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from .argument_conditions import ArgumentCondition
+from .delivery.leases import Delivery
+from .delivery.settlement import Counters
+from .errors import LeaseLost, PauseError, QueueError, WrongType
+from .keys import Namespace, Partition, check_name
+from .runtime import RUNTIME
+from .transport.gateway import Gateway
+from .transport.pipelining import Argument
+from .transport.scripts import milliseconds, pairs, queue_script
+from .wording import ago_text, short
+
+_WRITE: Final = queue_script("write_pause")
+_AWAIT: Final = queue_script("await_resume")
+_WAKE: Final = queue_script("wake_paused")
+
+MAX_RULES: Final = 100
+"""Largest number of rules: workers read all of them with each registration."""
+
+MAX_CONDITIONS: Final = 10
+"""Most conditions of a rule."""
+
+LOOK: Final = 3600.0
+"""Seconds after which a parked task is looked at again in any case, such as if the paused tasks were lost."""
+
+_TTL: Final = 2 * LOOK
+
+_PAGE: Final = 500
+"""Tasks that one script wakes."""
+
+_PAGES: Final = 100
+"""Scripts of one call for a partition that a worker makes: the other chores come next."""
+
+_TRIES: Final = 100
+"""Changes by others that one call may meet."""
+
+_KIND: Final = "pause"
+"""Kind of encrypted data: a rule."""
+
+_OWN: Final = (b"revision", b"token")
+"""Fields of the hash that are no rules."""
+
+
+@dataclass(frozen=True)
+class PauseRule:
+    """A pause.
+
+    Attributes:
+        queue: Only tasks of this queue; None for those of all queues.
+        task: Only tasks with this name.
+        where: Conditions on the arguments; all of them must be fulfilled.
+        number: Revision of the rules that stored it.
+        at: Milliseconds of Redis' clock.
+        by, why: Who paused it, and the reason; may be empty.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    where: tuple[ArgumentCondition, ...] = ()
+    number: int = 0
+    at: int = 0
+    by: str = ""
+    why: str = ""
+
+    @cached_property
+    def id(self) -> str:
+        """Name of the rule: the same for the same queue, task and conditions, in any order."""
+        parts = [self.queue, self.task, sorted({str(condition) for condition in self.where})]
+        return hashlib.blake2b(orjson.dumps(parts), digest_size=8).hexdigest()
+
+    @property
+    def whole_queue(self) -> bool:
+        """Whether it holds a whole queue, so that workers read nothing from it."""
+        return self.task is None and not self.where
+
+    def names(self, queue: str, task: str) -> bool:
+        """Return whether it may hold a task with this name on this queue, whatever the arguments."""
+        return self.queue in (None, queue) and self.task in (None, task)
+
+    @property
+    def target(self) -> str:
+        """What it holds, for people: `task 'report' of queue 'audit' with tenant=acme`."""
+        words = [] if self.task is None else [f"task {self.task!r}"]
+        if self.queue is not None:
+            words.append(f"{'of ' if words else 'tasks of ' if self.where else ''}queue {self.queue!r}")
+        if self.where:
+            words.append(f"{'' if words else 'tasks '}with {' and '.join(map(str, self.where))}")
+        return " ".join(words)
+
+    @property
+    def command(self) -> str:
+        """The command that removes it."""
+        words = ["perdure", "queue", "resume"]
+        words += [self.queue] if self.queue is not None else []
+        words += ["--task", self.task] if self.task is not None else []
+        for condition in self.where:
+            words += ["--where", str(condition)]
+        return shlex.join(words)
+
+    def origin(self, now: int) -> str:
+        """Return who paused it, when and why, for the end of a sentence. now: milliseconds of Redis' clock."""
+        text = f"by {short(self.by)}" if self.by else "by an operator"
+        return f"{text} {ago_text(self.at, now)}" + (f" ({short(self.why)})" if self.why else "")
+
+    def encode(self) -> bytes:
+        shown = {"queue": self.queue, "task": self.task, "where": list(map(str, self.where))}
+        return orjson.dumps(shown | {"at": self.at, "by": self.by[:200], "why": self.why[:2_000]})
+
+    @classmethod
+    def decode(cls, number: int, data: bytes) -> PauseRule:
+        """Decode a stored rule. Raises `ValueError`, `LookupError`, `TypeError`."""
+        form = orjson.loads(data)
+        queue, task = form["queue"], form["task"]
+        if queue is not None:
+            check_name("queue", queue)
+        where = tuple(ArgumentCondition.parse(str(text)) for text in form["where"])
+        rule = cls(queue, None if task is None else str(task), where, number, int(form["at"]))
+        if rule.queue is None and rule.whole_queue:
+            raise ValueError("it names neither a queue nor tasks")
+        return cls(rule.queue, rule.task, where, number, rule.at, str(form["by"]), str(form["why"]))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the rule as plain data. at: milliseconds."""
+        return {
+            "queue": self.queue,
+            "task": self.task,
+            "where": [str(condition) for condition in self.where],
+            "at": self.at,
+            "by": self.by,
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """The rules of a namespace.
+
+    Attributes:
+        rules: In the order in which they were stored.
+        revision: Number of changes so far; 0 if there never was a rule.
+        problems: What cannot be read, by the name of the field.
+        unread: Numbers of the rules that cannot be read.
+    """
+
+    rules: Sequence[PauseRule] = ()
+    revision: int = 0
+    problems: Mapping[str, str] = field(default_factory=dict)
+    unread: Sequence[int] = ()
+
+    @cached_property
+    def queues(self) -> Mapping[str, PauseRule]:
+        """The rules that hold a whole queue, by its name."""
+        return {rule.queue: rule for rule in self.rules if rule.whole_queue and rule.queue is not None}
+
+    @cached_property
+    def of_tasks(self) -> Sequence[PauseRule]:
+        """The rules that park tasks."""
+        return [rule for rule in self.rules if not rule.whole_queue]
+
+    def find(self, rule_id: str) -> PauseRule | None:
+        return next((rule for rule in self.rules if rule.id == rule_id), None)
+
+    def numbered(self, wakes: str | None) -> PauseRule | None:
+        """Return the rule that a parked task names in its field `wakes`; None if there is none."""
+        number = (wakes or "").removeprefix("pause:")
+        return next((rule for rule in self.rules if str(rule.number) == number), None)
+
+    @classmethod
+    def decode(cls, gateway: Gateway, namespace: Namespace, fields: Mapping[bytes, bytes]) -> Pauses:
+        """Decode the stored hash. A field that another program wrote, or that needs another key, is a problem."""
+        rules, problems, unread = [], {}, []
+        for name, value in fields.items():
+            if name in _OWN:
+                continue
+            number, _, data = value.partition(b" ")
+            rule_id = name.decode("utf-8", "backslashreplace")
+            try:
+                if not number.isdigit():
+                    raise ValueError("it has no number")
+                plain = gateway.encryptor.of(namespace.pause_place, rule_id).decrypt(_KIND, data)
+                rule = PauseRule.decode(int(number), plain)
+                if rule.id != rule_id:
+                    raise ValueError("it is stored under the name of another rule")
+                rules.append(rule)
+            except (QueueError, ValueError, LookupError, TypeError, AttributeError) as error:
+                problems[rule_id] = f"could not read the pause: {error}"
+                unread += [int(number)] if number.isdigit() and len(number) < _DIGITS else []
+        revision = fields.get(b"revision", b"0")
+        known = int(revision) if revision.isdigit() and len(revision) < _DIGITS else 0
+        return cls(sorted(rules, key=lambda rule: rule.number), known, problems, unread)
+
+
+_DIGITS: Final = 15
+
+
+class Woken(NamedTuple):
+    """Outcome of `wake_paused`. taken: tasks that are paused no more. woken: those of them that are due now."""
+
+    taken: int
+    woken: int
+
+
+async def load_pauses(gateway: Gateway, namespace: Namespace) -> Pauses:
+    """Return the rules. Raises `WrongType` if another program wrote their key."""
+    return Pauses.decode(gateway, namespace, pairs(await gateway.command("HGETALL", namespace.pauses)))
+
+
+class PauseStore:
+    """Changes of the rules of a namespace."""
+
+    def __init__(self, gateway: Gateway, namespace: Namespace) -> None:
+        self._gateway = gateway
+        self._namespace = namespace
+
+    async def add(self, rule: PauseRule) -> tuple[PauseRule, bool]:
+        """Store a rule; return it as it is stored, and whether this call has stored it. One that exists stays.
+
+        Raises `PauseError` if there are too many rules.
+        """
+        token = RUNTIME.token(8)
+        for _ in range(_TRIES):
+            found, now = await self._read()
+            if (known := found.find(rule.id)) is not None:
+                return known, False
+            stored = PauseRule(rule.queue, rule.task, rule.where, found.revision + 1, now, rule.by, rule.why)
+            cipher = self._gateway.encryptor.of(self._namespace.pause_place, rule.id)
+            value = b"%d %b" % (stored.number, cipher.encrypt(_KIND, stored.encode()))
+            answer = await self._write(found, token, rule.id, value)
+            if answer < 0:
+                raise PauseError(
+                    f"could not pause {rule.target}: there are {MAX_RULES} pauses already; remove some, see "
+                    "'perdure queue list'"
+                )
+            if answer:
+                await self._notify()
+                return stored, True
+        raise PauseError(f"could not pause {rule.target}: others change the pauses all the time; try again")
+
+    async def remove(self, rule_id: str) -> PauseRule | None:
+        """Remove a rule; return it, None if there is none. What it held is woken by `wake_paused`."""
+        token, removed = RUNTIME.token(8), None
+        for _ in range(_TRIES):
+            found, _ = await self._read()
+            if (known := found.find(rule_id)) is None:
+                return removed
+            removed = known
+            if await self._write(found, token, rule_id, b""):
+                await self._notify()
+                return removed
+        raise PauseError("could not resume: others change the pauses all the time; try again")
+
+    async def _read(self) -> tuple[Pauses, int]:
+        key = self._namespace.pauses
+        try:
+            found, time = await self._gateway.pipeline([("HGETALL", key), ("TIME",)], node_of=key)
+        except WrongType:
+            if not await self._gateway.set_keys_aside([key]):
+                raise
+            return await self._read()
+        return Pauses.decode(self._gateway, self._namespace, pairs(found)), milliseconds(time)
+
+    async def _write(self, found: Pauses, token: str, rule_id: str, value: bytes) -> int:
+        args: list[Argument] = [found.revision, token, rule_id, value, MAX_RULES]
+        return int(await self._gateway.run(_WRITE, [self._namespace.pauses], args))
+
+    async def _notify(self) -> None:
+        with suppress(QueueError):  # a hint: workers read the rules with each registration
+            await self._gateway.command("PUBLISH", self._namespace.pause_channel, "")
+
+
+async def await_resume(gateway: Gateway, delivery: Delivery, task_id: str, number: int, counters: Counters) -> None:
+    """Park a task that a rule holds, and acknowledge its message.
+
+    Args:
+        number: Of the rule.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
+    """
+    place = delivery.partition
+    keys = [place.ready, place.record(task_id), place.due, place.nudge, place.control(task_id), place.paused]
+    args: list[Argument] = [*delivery.fence, task_id, number, round(LOOK * 1000), round(_TTL * 1000)]
+    args += ("attempts", counters.attempts, "crashes", counters.crashes, "returns", counters.requeues)
+    if not await gateway.run(_AWAIT, keys, args):
+        raise LeaseLost(task_id, "park")
+
+
+async def wake_paused(gateway: Gateway, partition: Partition, pauses: Pauses, *, pages: int = _PAGES) -> Woken:
+    """Make the tasks of a partition due whose rule is not among these, at most so many pages of them.
+
+    The tasks of rules that are later than these stay: the caller does not know them.
+    """
+    numbers = sorted([*(rule.number for rule in pauses.of_tasks), *pauses.unread])
+    keys = [partition.due, partition.paused, partition.nudge]
+    taken = woken = 0
+    for _ in range(pages):
+        some, due = await gateway.run(_WAKE, keys, [_PAGE, pauses.revision, *numbers])
+        taken, woken = taken + some, woken + due
+        if some < _PAGE:
+            break
+    return Woken(taken, woken)
+
+
+async def count_held(gateway: Gateway, partitions: Iterable[Partition], rules: Sequence[PauseRule]) -> dict[int, int]:
+    """Return the number of tasks that each rule has parked, by its number."""
+    places = list(partitions)
+    asked = [(rule.number, place) for rule in rules for place in places]
+    counts = await gateway.pipeline_each([("ZCOUNT", place.paused, number, number) for number, place in asked])
+    found = dict.fromkeys((rule.number for rule in rules), 0)
+    for (number, _), count in zip(asked, counts, strict=True):
+        found[number] += count if isinstance(count, int) else 0
+    return found
