@@ -101,12 +101,12 @@ class PauseRule:
 
     @property
     def target(self) -> str:
-        """What it holds, for people: `task 'report' of queue 'audit' with tenant=acme`."""
-        words = [] if self.task is None else [f"task {self.task!r}"]
-        if self.queue is not None:
-            words.append(f"{'of ' if words else 'tasks of ' if self.where else ''}queue {self.queue!r}")
-        if self.where:
-            words.append(f"{'' if words else 'tasks '}with {' and '.join(map(str, self.where))}")
+        """What it holds, for people: `tasks 'report' of queue 'audit' with tenant=acme`."""
+        if self.whole_queue:
+            return f"queue {self.queue!r}"
+        words = ["tasks"] if self.task is None else [f"tasks {self.task!r}"]
+        words += [] if self.queue is None else [f"of queue {self.queue!r}"]
+        words += [f"with {' and '.join(map(str, self.where))}"] if self.where else []
         return " ".join(words)
 
     @property
@@ -182,10 +182,9 @@ class Pauses:
     def find(self, rule_id: str) -> PauseRule | None:
         return next((rule for rule in self.rules if rule.id == rule_id), None)
 
-    def numbered(self, wakes: str | None) -> PauseRule | None:
-        """Return the rule that a parked task names in its field `wakes`; None if there is none."""
-        number = (wakes or "").removeprefix("pause:")
-        return next((rule for rule in self.rules if str(rule.number) == number), None)
+    def numbered(self, number: int) -> PauseRule | None:
+        """Return the rule with a number; None if there is none."""
+        return next((rule for rule in self.rules if rule.number == number), None)
 
     @classmethod
     def decode(cls, gateway: Gateway, namespace: Namespace, fields: Mapping[bytes, bytes]) -> Pauses:
@@ -258,15 +257,19 @@ class PauseStore:
                 return stored, True
         raise PauseError(f"could not pause {rule.target}: others change the pauses all the time; try again")
 
-    async def remove(self, rule_id: str) -> PauseRule | None:
-        """Remove a rule; return it, None if there is none. What it held is woken by `wake_paused`."""
+    async def remove(self, rule: PauseRule) -> PauseRule | None:
+        """Remove the rule with this queue, task and conditions, also if it cannot be read; return it as it was stored.
+
+        None if there is none. What it held is woken by `wake_paused`.
+        """
         token, removed = RUNTIME.token(8), None
         for _ in range(_TRIES):
             found, _ = await self._read()
-            if (known := found.find(rule_id)) is None:
+            known = found.find(rule.id) or (rule if rule.id in found.problems else None)
+            if known is None:
                 return removed
             removed = known
-            if await self._write(found, token, rule_id, b""):
+            if await self._write(found, token, rule.id, b""):
                 await self._notify()
                 return removed
         raise PauseError("could not resume: others change the pauses all the time; try again")

@@ -83,6 +83,7 @@ class Record:
         max_attempts: The producer's limit of attempts; None if the task's holds.
         queued_at: Time since which its message has been in the queue; None if it has none.
         waits: What the task waits for while it is parked, such as "message", or in the waiting list of a limit.
+        paused_by: Number of the pause that holds it, if it is scheduled; see pauses.py.
         reported, reported_at: Progress that its handler reported last, possibly encrypted, and when; see `progress`.
         unused: Upper bound of the messages in its inbox. Of a task that has succeeded: those that it left unread.
         unused_answers: Answers that came early, and that no wait had used when the task ended.
@@ -122,6 +123,7 @@ class Record:
     idle_ms: int | None = None
     deliveries: int = 0
     waits: str | None = None
+    paused_by: int | None = None
     max_attempts: int | None = None
     queued_at: int | None = None
     reported: bytes | None = field(default=None, repr=False)
@@ -251,7 +253,7 @@ _FIELDS: Final = (
     *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"app", b"at", b"finished"),
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
     *(b"run", b"began", b"alive", b"step", b"step_at"),
-    *(b"result", b"reason", b"error", b"waits", b"handed_to"),
+    *(b"result", b"reason", b"error", b"waits", b"wakes", b"handed_to"),
     *(b"progress", b"progress_at", b"unread", b"unused_answers", b"crash", b"returned", b"replaced_by"),
     *(b"dropped", b"gate"),
 )
@@ -420,6 +422,7 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
         max_attempts=envelope.options.max_attempts if envelope else None,
         queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
         waits=_waits(fields, state),
+        paused_by=_paused_by(fields, state),
         handed_to=_text(fields, b"handed_to"),
         replaced_by=_text(fields, b"replaced_by"),
         dropped=_text(fields, b"dropped"),
@@ -441,6 +444,12 @@ def _waits(fields: Mapping[bytes, bytes], state: State) -> str | None:
         return _text(fields, b"waits") if state is State.WAITING else None
     words = fields.get(b"gate", b"").split(b" ")
     return f"limit {words[1].decode('utf-8', 'replace').replace(',', ', ')}" if len(words) == 3 else None
+
+
+def _paused_by(fields: Mapping[bytes, bytes], state: State) -> int | None:
+    """Return the number of the pause that holds a scheduled task; None without one. See await_resume.lua."""
+    kind, _, number = fields.get(b"wakes", b"").partition(b":")
+    return count_of(number) if state is State.SCHEDULED and kind == b"pause" else None
 
 
 def number_of(key: str, name: str, value: bytes | None, *remedy: str) -> int:

@@ -17,6 +17,7 @@ from ..inbox import InboxMessage, read_inbox
 from ..inspection.views import QueueStats, partition_stats
 from ..keys import Namespace, Partition
 from ..open_joins import JoinProgress, read_progress
+from ..pauses import Pauses, load_pauses
 from ..presence import WorkerInfo, list_workers
 from ..records import Record, State, read_record
 from ..shared_config import load_config
@@ -50,8 +51,8 @@ class Facts:
         cancel: Whether a running task was asked to end.
         expires_at: Time at which the record expires; None while the task is live.
         lease: Seconds after which others claim the task of a silent worker.
-        workers: Registered workers, catalog, paused: names of paused supervisors. None if this user may not read them;
-            what the user may not read of the task is empty.
+        workers: Registered workers, catalog, paused: names of paused supervisors, pauses of queues and tasks. None if
+            this user may not read them; what the user may not read of the task is empty.
         stats: Numbers of the partition, if the task is queued.
         doubts: Risky steps that were cut off, unless the task runs or has ended.
         senders: Senders of its unread messages that can be read, if the task is parked.
@@ -73,6 +74,7 @@ class Facts:
     workers: Sequence[WorkerInfo] | None = ()
     catalog: Catalog | None = None
     paused: Sequence[str] | None = ()
+    pauses: Pauses | None = None
     stats: QueueStats | None = None
     doubts: Sequence[Doubt] = ()
     senders: Sequence[str] | None = ()
@@ -86,12 +88,12 @@ class Facts:
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
     """Read the facts of a task, None if there is no record. Takes two round trips, and two more if it is queued."""
     namespace = Namespace(partition.namespace)
-    (record, place), task, workers, config, paused, catalog = await asyncio.gather(
+    (record, place), task, workers, config, (paused, pauses), catalog = await asyncio.gather(
         asyncio.gather(read_record(gateway, partition, task_id), _allowed(find_places(gateway, partition, [task_id]))),
         _read_task(gateway, partition, task_id),
         _allowed(list_workers(gateway, namespace)),
         _allowed(load_config(gateway, namespace)),
-        _allowed(paused_supervisors(gateway, namespace)),
+        asyncio.gather(_allowed(paused_supervisors(gateway, namespace)), _allowed(load_pauses(gateway, namespace))),
         _allowed(read_catalog(gateway, namespace)),
     )
     if record is None:
@@ -123,6 +125,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         workers,
         catalog,
         paused,
+        pauses,
         await _allowed(partition_stats(gateway, partition)) if record.state is State.QUEUED else None,
         await read_doubts(gateway, partition, task_id) if doubtful else (),
         None if inbox is None else [message.sender for message in inbox if message.problem is None],

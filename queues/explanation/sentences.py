@@ -14,6 +14,7 @@ from ..event_log import TaskEvent
 from ..inbox import InboxMessage
 from ..keys import RELEASED, SUSPECTS, is_reserved
 from ..lanes import IDLE, NORMAL, lane_of
+from ..pauses import PauseRule
 from ..presence import WorkerInfo
 from ..records import State
 from ..wording import ago_text, at_text, clock, counted, in_text, iso_time, short, since_text, span, waited_for
@@ -139,7 +140,7 @@ def _lost(facts: Facts) -> _Said | None:
     if facts.place is Place.NO_PAYLOAD:
         remedy = f"enqueue it again under another id, and run: perdure task cancel {record.id}"
         return _Said("lost", f"{what}, and its record has no arguments, so that no worker can put it back", remedy)
-    if facts.workers is None or serving_workers(facts):
+    if _is_taken(facts):
         return _Said("lost", f"{what}; a worker puts it back, mostly within a minute", None)
     cause, missing, start = next_worker(facts)
     return _Said(cause, f"{what}; a worker puts it back, but {missing}", start)
@@ -165,7 +166,7 @@ def _queued(facts: Facts) -> _Said:
             "quarantined",
             f"it {'is' if since is None else 'has been'} in quarantine{since_text(since, now)}, because its workers "
             f"kept dying: a process of its own runs it next{unless_served(facts)}",
-            how_to_start(facts) if not serving_workers(facts) else None,
+            None if _is_taken(facts) else next_worker(facts)[2],
             since,
         )
     before = ""
@@ -179,8 +180,25 @@ def _queued(facts: Facts) -> _Said:
     return _Said(cause, f"it is queued{before}, and {why}", remedy, since)
 
 
+def _parked_by_pause(facts: Facts) -> _Said | None:
+    """Explain a scheduled task that a pause holds; None for any other task."""
+    record = facts.record
+    if record.paused_by is None:
+        return None
+    rule = None if facts.pauses is None else facts.pauses.numbered(record.paused_by)
+    if rule is not None:
+        text = f"it is parked: {rule.target} are paused {rule.origin(facts.now)}"
+        return _Said("paused", text, f"end the pause: {rule.command}", record.enqueued_at, why=rule.why or None)
+    if facts.pauses is None:
+        return _Said("paused", "it is parked: an operator has paused such tasks", None, record.enqueued_at)
+    text = "it was parked by a pause that has ended; it is queued again within a minute"
+    return _Said("paused", text + unless_served(facts), None, record.enqueued_at)
+
+
 def _scheduled(facts: Facts) -> _Said:
     record, now = facts.record, facts.now
+    if (parked := _parked_by_pause(facts)) is not None:
+        return parked
     event = next((one for one in facts.events if one.type in _DELAYS), None)
     cause = "delay" if event is None else _DELAYS[event.type]
     error = error_text(facts)
@@ -203,7 +221,7 @@ def _scheduled(facts: Facts) -> _Said:
     since = record.enqueued_at if event is None else event.at
     if record.due_at is not None and record.due_at <= now:
         when = f"now (overdue by {span(now - record.due_at)})"
-        if facts.workers is not None and not serving_workers(facts):
+        if not _is_taken(facts):
             cause, why, remedy = next_worker(facts)
             when += f", but {why}"
     else:
@@ -340,7 +358,7 @@ def _joining(facts: Facts, what: str, until: int | None) -> _Said:
         text += f"; one that has not: {child}"
     remedy = None if child is None else f"see why it has not ended: perdure task why {child}"
     if until is not None and until <= now:
-        cause, missing, start = (what, "a worker takes it next", None) if serving_workers(facts) else next_worker(facts)
+        cause, missing, start = (what, "a worker takes it next", None) if _is_taken(facts) else next_worker(facts)
         return _Said(cause, f"{text}; {missing}", start, since, until)
     if until is not None:
         text += f"; without an end of them it continues {at_text(until, now)}"
@@ -373,7 +391,7 @@ def _woken(facts: Facts, what: str, text: str, on: str | None, why: str | None, 
     else:
         came = "its time has come"
     cause, remedy = what, None
-    if facts.workers is None or serving_workers(facts):
+    if _is_taken(facts):
         text += f"; {came}, and a worker takes it next"
     else:
         cause, missing, remedy = next_worker(facts)
@@ -396,6 +414,9 @@ def _running(facts: Facts) -> _Said:
         where = "" if step is None else f" in step {step!r}"
         quiet = max(silent, round(worker.seen * 1000)) if worker is not None and gone else silent
         text = f"it is running{where} on {name}, but its worker was last heard of {span(quiet)} ago"
+        if (pause := _queue_pause(facts)) is not None:
+            said = f"{text}; queue {record.queue!r} is paused {pause.origin(now)}"
+            return _Said("worker_lost", said, f"end the pause: {pause.command}", since)
         if facts.workers is not None and not others:
             return _Said(
                 "worker_lost", f"{text}; no other worker serves queue {record.queue!r}", how_to_start(facts), since
@@ -487,7 +508,19 @@ def _on_queue(facts: Facts) -> Sequence[WorkerInfo]:
     return [one for one in facts.workers or () if not one.presumed_dead and facts.record.queue in one.queues]
 
 
+def _queue_pause(facts: Facts) -> PauseRule | None:
+    """Return the pause of the task's whole queue."""
+    return None if facts.pauses is None else facts.pauses.queues.get(facts.record.queue)
+
+
+def _is_taken(facts: Facts) -> bool:
+    """Return whether a worker takes the task when it is due, as far as is known."""
+    return _queue_pause(facts) is None and (facts.workers is None or bool(serving_workers(facts)))
+
+
 def unless_served(facts: Facts) -> str:
+    if (pause := _queue_pause(facts)) is not None:
+        return f"; queue {facts.record.queue!r} is paused {pause.origin(facts.now)}"
     if facts.workers is None or serving_workers(facts):
         return ""
     of = f" of app {facts.record.app!r}" if _on_queue(facts) else ""
@@ -501,6 +534,8 @@ _SHORT: Final = 0.85
 def next_worker(facts: Facts) -> tuple[str, str, str | None]:
     """Return the cause, why no worker has taken a queued task yet, and the remedy."""
     record, queue = facts.record, facts.record.queue
+    if (pause := _queue_pause(facts)) is not None:
+        return "paused", f"queue {queue!r} is paused {pause.origin(facts.now)}", f"end the pause: {pause.command}"
     if facts.workers is None:
         return "queued", f"no worker of queue {queue!r} has taken it yet", None
     serving = serving_workers(facts)

@@ -20,6 +20,7 @@ from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
 from ..lanes import Lane, lane_of, lane_rank
 from ..partitions.resharding import load_routes, read_routes
 from ..partitions.route import Route
+from ..pauses import load_pauses
 from ..presence import WorkerInfo, list_workers, total_rates
 from ..records import Record, State, read_tasks
 from ..transport.clients import is_missing_group
@@ -37,7 +38,7 @@ _CONCURRENT: Final = 64
 """Partitions that are read at the same time."""
 
 
-_OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age", "limited")
+_OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age", "limited", "held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class QueueStats:
         in_flight: Messages that a worker holds.
         due: Scheduled tasks.
         limited: Tasks that wait for limits; a lower bound where they have more than 10,000 keys.
+        held: Scheduled tasks that pauses of operators hold.
         dead: Dead letters.
         oldest_age: Seconds that the oldest message of `depth` has waited, None if there is no such message.
         consumers: Names in the consumer group, with the number of their messages. A dead worker stays for a while.
         index: The partition; None for the whole queue, whose partitions are in `partitions`.
         rate: Deliveries that all workers settle per second. It is measured by queue: None for one partition.
         workers: Registered workers of the queue that are not presumed dead, idle ones included. None for one partition.
+        pause: The pause of the whole queue as plain data; None without one, and for one partition.
     """
 
     queue: str
@@ -70,6 +73,8 @@ class QueueStats:
     workers: int | None = None
     problem: str = ""
     limited: int = 0
+    held: int = 0
+    pause: Mapping[str, Any] | None = None
 
     @property
     def lanes(self) -> dict[Lane, QueueStats]:
@@ -149,16 +154,26 @@ async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None 
     for stats in found:
         queues.setdefault(stats.queue, []).append(stats)
     present = [worker for worker in await list_workers(gateway, namespace) if not worker.presumed_dead]
+    paused = await _paused_queues(gateway, namespace)
     rates = total_rates(present)
     serving = Counter(name for worker in present for name in set(worker.queues))
     listed = []
     for name, partitions in queues.items():
-        total = replace(_sum(partitions), rate=rates.get(name, 0.0), workers=serving[name])
+        total = replace(_sum(partitions), rate=rates.get(name, 0.0), workers=serving[name], pause=paused.get(name))
         if (problem := problems.pop(name, None)) is not None:
             total = replace(total, problem="; ".join(filter(None, (problem, total.problem))))
         listed.append(total)
     listed += [_damaged(name, problem) for name, problem in problems.items() if queue in (None, name)]
     return listed
+
+
+async def _paused_queues(gateway: Gateway, namespace: Namespace) -> dict[str, Mapping[str, Any]]:
+    """Return the pauses of whole queues as plain data; none if this user may not read them."""
+    try:
+        found = await load_pauses(gateway, namespace)
+    except Refused:
+        return {}
+    return {queue: rule.summary() for queue, rule in found.queues.items()}
 
 
 def _damaged(name: str, problem: str) -> QueueStats:
@@ -181,22 +196,23 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         ("ZCARD", partition.due),
         ("XLEN", partition.dead),
         ("ZCARD", partition.rings),
+        ("ZCARD", partition.paused),
         ("TIME",),
     ]
     readers: list[Command] = [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
     node = partition.ready
     try:  # in one pipeline, so that a message that is read or settled meanwhile is counted once
-        length, due, dead, rings, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
+        *found, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
     except Refused:  # no stream or no group yet: nothing was ever read
-        length, due, dead, rings, time = await gateway.pipeline_each(counts, node_of=node)
+        *found, time = await gateway.pipeline_each(counts, node_of=node)
         groups, consumers = [], []
-    refused = [str(count) for count in (length, due, dead, rings) if isinstance(count, Refused)]  # of another type
-    length, due, dead, rings = (count if isinstance(count, int) else 0 for count in (length, due, dead, rings))
+    refused = [str(count) for count in found if isinstance(count, Refused)]  # of another type
+    length, due, dead, rings, held = (count if isinstance(count, int) else 0 for count in found)
     limited = await _count_limited(gateway, partition) if rings else 0
     each = [_mapping(consumer) for consumer in consumers]
-    held = {consumer[b"name"].decode("utf-8", "backslashreplace"): consumer[b"pending"] for consumer in each}
-    waiting = [name for name in (RELEASED, SUSPECTS) if held.pop(name, 0)]
-    in_flight = sum(held.values())
+    taken = {consumer[b"name"].decode("utf-8", "backslashreplace"): consumer[b"pending"] for consumer in each}
+    waiting = [name for name in (RELEASED, SUSPECTS) if taken.pop(name, 0)]
+    in_flight = sum(taken.values())
     now_ms = milliseconds(time)
     oldest = None if refused else await _oldest_waiting(gateway, partition, groups, waiting)
     return QueueStats(
@@ -206,10 +222,11 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         due=due,
         dead=dead,
         oldest_age=None if oldest is None else max(0.0, (now_ms - oldest) / 1000),
-        consumers=held,
+        consumers=taken,
         index=partition.index,
         problem="; ".join(refused),
         limited=limited,
+        held=held,
     )
 
 
@@ -250,6 +267,7 @@ def _sum(partitions: Sequence[QueueStats]) -> QueueStats:
         in_flight=sum(one.in_flight for one in partitions),
         due=sum(one.due for one in partitions),
         limited=sum(one.limited for one in partitions),
+        held=sum(one.held for one in partitions),
         dead=sum(one.dead for one in partitions),
         oldest_age=max((one.oldest_age for one in partitions if one.oldest_age is not None), default=None),
         consumers=consumers,

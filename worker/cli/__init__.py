@@ -5,6 +5,7 @@
     enqueue.py              enqueue: one task, or a file of tasks
     task/                   perdure task
     queue.py                queue list, junk, metrics, partitions; task catalog
+    queue_pause.py          queue pause, resume
     limit.py                limit list, show, set, hold, release
     schedule.py             schedule list, add, edit, remove, pause, resume, run, backfill
     queue_metrics.py        the Prometheus metrics
@@ -48,7 +49,7 @@ COMMANDS = (
     LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
-    LazyCommand("queue", ".queue:app", "List queues and junk, export metrics, set partitions."),
+    LazyCommand("queue", ".queue:app", "List and pause queues, list junk, export metrics, set partitions."),
     LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),
     LazyCommand("schedule", ".schedule:app", "List, add, change, pause and fire schedules."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),

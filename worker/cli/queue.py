@@ -1,4 +1,7 @@
-"""`perdure queue`: list queues and junk, export metrics, and set the number of partitions. `perdure task catalog`."""
+"""`perdure queue`: list queues and junk, export metrics, set the number of partitions. `perdure task catalog`.
+
+The commands that pause and resume are in queue_pause.py.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,18 @@ from ...queues.partitions.resharding import close_previous, load_route, set_part
 from ...queues.partitions.route import MAX_PARTITIONS, Route
 from ...queues.producer import Producer
 from ...queues.wording import counted, duration
+from . import queue_pause
 from .lazy import load
 from .support.connection import connected, known_partitions, where
 from .support.errors import Failed, Misuse
 from .support.options import read_queue
-from .support.output import Column, StderrText, Time, note, print_text, table
+from .support.output import Column, StderrText, Styled, Time, note, print_text, table
 from .support.runner import Listing, LiveListing, Output
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+app.command()(queue_pause.pause)
+app.command()(queue_pause.resume)
 
 _MAX_JUNK: Final = 10_000
 """Most items of one list of junk."""
@@ -38,7 +45,7 @@ _MAX_JUNK: Final = 10_000
 
 @app.callback()
 def queue() -> None:
-    """List queues and junk, export metrics, and set partitions."""
+    """List, pause and resume queues, list junk, export metrics, and set partitions."""
 
 
 @app.command("list")
@@ -48,12 +55,16 @@ async def list_(producer: Producer) -> LiveListing:
 
     Use it to see whether the workers keep up: "drained in" estimates how
     long they need for all tasks that are ready or running. "workers" counts
-    live workers of the queue.
+    live workers of the queue. Pauses follow the table, each with the command
+    that ends it.
 
     Example: perdure queue list
     """
     queues = await list_queues(producer.gateway, producer.namespace)
-    listing = LiveListing(QUEUE_COLUMNS, queues, empty=f"no queues {where(producer)}")
+    paused = any(stats.pause for stats in queues)
+    columns = [*QUEUE_COLUMNS, *((_STATE,) if paused else ())]
+    listing = LiveListing(columns, queues, empty=f"no queues {where(producer)}")
+    listing.parts += [StderrText(text) for text in await queue_pause.pause_notes(producer)]
     listing.parts += [StderrText(f"queue {stats.queue}: {stats.problem}") for stats in queues if stats.problem]
     return listing
 
@@ -86,12 +97,15 @@ QUEUE_COLUMNS: Final[Sequence[Column[QueueStats]]] = (
     Column("running", lambda stats: stats.in_flight, right=True),
     Column("due", lambda stats: stats.due, right=True),
     Column("limited", lambda stats: stats.limited, right=True, wide=True),
+    Column("held", lambda stats: stats.held, right=True, wide=True),
     Column("dead", lambda stats: stats.dead, right=True),
     Column("workers", lambda stats: stats.workers, right=True),
     Column("rate", lambda stats: f"{stats.rate or 0:.1f}/s", right=True),
     Column("oldest", _oldest, right=True),
     Column("drained in", _drained_in, right=True),
 )
+
+_STATE: Final[Column[QueueStats]] = Column("state", lambda stats: Styled("paused", "yellow") if stats.pause else None)
 
 
 @app.command()

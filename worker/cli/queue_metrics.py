@@ -23,6 +23,8 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...]
     ("perdure_queue_in_flight", "Messages that are delivered to a worker.", lambda stats: stats.in_flight),
     ("perdure_queue_due", "Tasks that are scheduled for later.", lambda stats: stats.due),
     ("perdure_queue_limited", "Tasks that wait for limits.", lambda stats: stats.limited),
+    ("perdure_queue_held", "Scheduled tasks that pauses of operators hold.", lambda stats: stats.held),
+    ("perdure_queue_paused", "Whether an operator has paused the whole queue.", lambda stats: stats.pause is not None),
     ("perdure_queue_dead_letters", "Dead letters.", lambda stats: stats.dead),
     (
         "perdure_queue_oldest_age_seconds",

@@ -250,6 +250,7 @@ async def list_(producer: Producer) -> LiveListing:
         listing.parts += [*([""] if workers else []), Table(_SUPERVISOR_COLUMNS, supervisors)]
     resume = "is paused; fix the cause, then run: perdure worker resume"
     listing.parts += [StderrText(f"supervisor {name} {resume} {name}") for name in paused]
+    listing.parts += [StderrText(text) for text in await load(".queue_pause:pause_notes")(producer)]
     return listing
 
 

@@ -81,7 +81,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "replays": record.replays or None,
             "enqueued": Time(record.enqueued_at),
             "waits": _wait(explained, since),
-            "due": None if _waits_forever(record) else Time(record.due_at),
+            "due": None if _waits_forever(record) or record.paused_by is not None else Time(record.due_at),
             "inbox": _inbox(record),
             "answers": f"{record.unused_answers} unused, see perdure task waiting {record.id}"
             if record.unused_answers
