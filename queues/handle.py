@@ -809,7 +809,7 @@ async def _cancel(
         further = [b"", b""] if replacement is None else replacement.fields()
         further.append(b"" if replacement is None else replacement.limit.encode())
         args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits, *further)
-        answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
+        answer = await gateway.run(_CANCEL, [*keys, *_parked_in(partition, waits.decode(), wakes)], args)
     if answer == b"deferred" and b"join:" in wakes:
         await _cancel_children(gateway, partition, task_id, wakes.decode(), retention)
     if answer == b"cancelled" and task_id.startswith("turn-"):
@@ -886,8 +886,10 @@ async def _end_turn(gateway: Gateway, partition: Partition, task_id: str) -> Non
             await forget_task(gateway, partition, task_id)
 
 
-def _versions(partition: Partition, waits: str) -> tuple[str, ...]:
-    """Return the set of tasks that wait for a version if one with this field `waits` does; see await_version.lua."""
+def _parked_in(partition: Partition, waits: str, wakes: bytes) -> tuple[str, ...]:
+    """Return the set of parked tasks that one with these fields of its record is in: of a version, or of pauses."""
+    if wakes.startswith(b"pause:"):
+        return (partition.paused,)
     if not waits.startswith("version "):
         return ()
     _, of, task = waits.partition(" of ")

@@ -2,13 +2,13 @@
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees. One that has a clean-up
 -- task becomes due with such a request: the worker that takes it ends it, and enqueues the clean-up task in one act.
 -- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, nudge stream, outbox, tasks that
---       wait for a version
+--       wait for a version, or that pauses hold
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
 --       channel of a worker, without its id; what the task waits for, as the caller has read it; id of the task of its
 --       unique key or limit that replaces it, '' for none; '1' to leave a task alone that a worker has started; the
 --       limit that has no room for it, '' for none: then one that has been admitted is left alone. The caller names the last
---       key only if it waits for a version
+--       key only if it is parked there
 -- returns  'missing', 'requested', 'deferred' (a worker cancels it), 'cancelled', the terminal state that the task has
 --          already, 'started' (left alone), or 'changed': the record is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,

@@ -71,6 +71,7 @@ from perdure.queues.limits.parked import wake_for_limit
 from perdure.queues.limits.store import LimitStore, Released, ReleaseRequest, TakeRequest
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
+from perdure.queues.pauses import PauseRule, PauseStore, await_resume, load_pauses, wake_paused
 from perdure.queues.presence import announce
 from perdure.queues.schedules.call import ScheduledCall
 from perdure.queues.schedules.definition import Every, Rules
@@ -338,6 +339,13 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await edit_checkpoint(gateway, partition, "newer", position, **edited) is None
         await await_version(gateway, await read_one(a), "newer", DATA_FORMAT, limit=60)
         assert await wake_version(gateway, partition) == 1
+        await producer.enqueue("t", task_id="paused", queue="default")
+        rule, stored = await PauseStore(gateway, namespace).add(PauseRule(task="t"))
+        assert stored
+        await await_resume(gateway, await read_one(a), "paused", rule.number, Counters())
+        assert await PauseStore(gateway, namespace).remove(rule) == rule
+        assert await wake_paused(gateway, partition, await load_pauses(gateway, namespace)) == (1, 1)
+        assert await (await known(producer, "paused")).cancel() is State.CANCELLED
         await producer.enqueue("t", task_id="parked", queue="default")
         keeps: dict[str, Any] = {"delay": 600, "waits": "limit openai", "keeps": 'n [["openai","-",1]]'}
         await park(gateway, await read_one(a), "parked", Counters(), conditions=[("limit", "openai")], **keeps)

@@ -27,6 +27,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "turns": "zset",
         "limited": "zset",
         "kept": "zset",
+        "paused": "zset",
         "checked": "string",
         "seen": "string",
         "dead": "stream",

@@ -5,6 +5,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | script | method |
 |---|---|
 | answer | answer |
+| await_resume | await_resume |
 | await_version | await_version |
 | bury | bury |
 | cancel | cancel |
@@ -61,6 +62,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | upload_chunk | message |
 | upload_events | upload_past |
 | wake_for_limit | wake_for_limit |
+| wake_paused | wake_paused |
 | wake_version | wake_version |
 | watch | watch_task |
 | write_checkpoint | record |
@@ -72,7 +74,8 @@ take_limits), `test_limits`, and those of waiting lists (enqueue_limited, look_l
 count_limited), `test_admission`. Scripts that write no key of a task have none: records of workers and supervisors
 (count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
 workspaces (put_file), tokens of waits (claim_token), markers of unique keys (claim_unique), what operators set for
-limits (set_limit), schedules (write_schedule), reads of tokens that parked tasks keep (look_kept), keys of
-another type (set_key_aside), reads of a task's past (load_history, read_log), and pages of a hash (hash_page).
+limits (set_limit), pauses (write_pause), schedules (write_schedule), reads of tokens that parked tasks keep
+(look_kept), keys of another type (set_key_aside), reads of a task's past (load_history, read_log), and pages of a hash
+(hash_page).
 tests/conformance has their tests.
 """

@@ -962,6 +962,44 @@ class Ledger:
                     woken += 1
         return woken
 
+    def await_resume(
+        self, delivery: Delivery, task: str, number: int, look: int, kept: int, counts: tuple[int, int, int]
+    ) -> bool:
+        """Park a task that the pause with this number holds."""
+        if not self.owned(delivery):
+            return self.settled(delivery, task)
+        record, first = self.at.record(task), self._earliest()
+        self._begin_outcome(delivery, task)
+        self.held.put_new(record, "at", _time_of(delivery.entry))
+        delay = 0 if self.held.exists(self.at.control(task)) else look
+        counters = dict(zip(("attempts", "crashes", "returns"), counts, strict=True))
+        self.held.put(record, {"state": "scheduled", "wakes": f"pause:{number}", **counters})
+        self.held.drop(record, "waits")
+        self._settle(delivery, task)
+        self.held.put(record, {"due": self._schedule(task, delay)})
+        self.held.set_score(self.at.paused, task, str(number).encode())
+        self.held.expire(kept, self.at.paused)
+        if first is None or self.held.now + delay < first:
+            self.nudge("due")
+        self.tell(task, "waiting")
+        return True
+
+    def wake_paused(self, revision: int, numbers: Sequence[int]) -> tuple[int, int]:
+        """Make the tasks due whose pause is not among these numbers; return how many were taken, and are due now."""
+        held = self.held.sets.get(self.at.paused, {})
+        freed = [task for task, score in held.items() if int(text_of(score)) not in numbers]
+        freed = [task for task in freed if int(text_of(held[task])) <= revision]
+        woken = 0
+        for task in freed:
+            self.held.drop_score(self.at.paused, task)
+            score = self.held.sets.get(self.at.due, {}).get(task)
+            if score is not None and float(text_of(score)) > self.held.now:
+                self._schedule(task, 0)
+                woken += 1
+        if woken:
+            self.nudge("due")
+        return len(freed), woken
+
     def _defer(self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int]) -> None:
         """Move the task from its message to the due set."""
         record, first = self.at.record(task), self._earliest()
@@ -1123,6 +1161,8 @@ class Ledger:
             waits, _, name = (self.held.get(record, "waits") or b"").decode().partition(" of ")
             if waits.startswith("version "):
                 self.held.drop_score(f"{self.at.versions}:{name}" if name else self.at.versions, task)
+            if (self.held.get(record, "wakes") or b"").startswith(b"pause:"):
+                self.held.drop_score(self.at.paused, task)
         else:
             entry = self.held.get(record, "entry")
             assert entry is not None

@@ -56,6 +56,7 @@ from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
 from perdure.queues.partitions.route import SINGLE, registered_retention
+from perdure.queues.pauses import PauseRule, Pauses, await_resume, wake_paused
 from perdure.queues.shared_config import set_config
 from perdure.queues.transport.large_values import LargeValue
 from perdure.queues.transport.pipelining import Argument
@@ -949,6 +950,27 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             expected = self.ledger.wake_version(DATA_FORMAT, tasks)
             self.same(self.ground.run(wake_version(self.ground.gateway, self.partition, tasks)), expected)
+
+    @rule(which=which, standing=standings, number=numbers)
+    def await_resume(self, which: int, standing: str, number: int) -> None:
+        """Park a task that a pause of an operator holds."""
+        delivery, task = self.pick(which, standing)
+        if task not in TASKS:
+            return
+        for _ in range(2):
+            expected = self.ledger.await_resume(delivery, task, number, HOUR, 2 * HOUR, (1, 2, 3))
+            act = await_resume(self.ground.gateway, delivery, task, number, Counters(1, 2, 3))
+            self.same(self.ground.accepted(act), expected)
+        self.end(delivery)
+
+    @rule(rules=st.lists(numbers, unique=True, max_size=2), revision=numbers)
+    def wake_paused(self, rules: list[int], revision: int) -> None:
+        """Wake what no pause holds any more. The caller knows the pauses up to a revision."""
+        known = sorted(number for number in rules if number <= revision)
+        pauses = Pauses([PauseRule(task="report", number=number) for number in known], revision)
+        for _ in range(2):
+            expected = self.ledger.wake_paused(revision, known)
+            self.same(tuple(self.ground.run(wake_paused(self.ground.gateway, self.partition, pauses))), expected)
 
     @rule(which=which, delay=st.sampled_from([MINUTE, HOUR]))
     def sleep(self, which: int, delay: int) -> None:

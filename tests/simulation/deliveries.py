@@ -24,7 +24,7 @@ __all__ = ["DeliveryChecks"]
 _FENCE: Final = b"local function owned("
 """Part of each fenced script, which is sent whole to a server that does not know it."""
 
-_SETTLING: Final = frozenset({"finish", "reschedule", "park", "await_version", "bury"})
+_SETTLING: Final = frozenset({"finish", "reschedule", "park", "await_version", "await_resume", "bury"})
 """Scripts that end a delivery, and have the same answer when they are called again."""
 
 _FOLLOWING: Final = {"write_checkpoint": 1, "finish": 0, "release": 0, "reschedule": 0, "park": 0, "bury": 0}

@@ -317,7 +317,7 @@ async def join_alone(gateway: Gateway, namespace: Namespace, partition: Partitio
 
 
 async def register_again(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
-    keys = [namespace.worker("w"), namespace.workers, namespace.config, namespace.schedules]
+    keys = [namespace.worker("w"), namespace.workers, namespace.config, namespace.schedules, namespace.pauses]
     await gateway.run(queue_script("register_worker"), keys, ["w", 60_000, 0, -1, "host", "h"])
     assert await gateway.command("HGET", namespace.worker("w"), "old") is None
 

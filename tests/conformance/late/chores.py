@@ -29,6 +29,7 @@ from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.limits.kept import renew_kept
 from perdure.queues.limits.parked import wake_for_limit
+from perdure.queues.pauses import PauseRule, PauseStore, await_resume, load_pauses, wake_paused
 from perdure.queues.transport.scripts import queue_script
 from perdure.queues.waits import forget_ended_waits, opening
 
@@ -237,6 +238,26 @@ async def waking_for_a_version(scene: Scene) -> Moments:
     await await_version(gateway, fourth, "x", DATA_FORMAT, limit=600)
     assert await counters() == before
     assert await places(gateway, scene.partition, "x") == [DUE]
+
+
+@CHORES.case
+async def wakes_for_an_ended_pause(scene: Scene) -> Moments:
+    """The task was parked again since, by a pause that is stored later."""
+    store = PauseStore(scene.gateway, scene.namespace)
+    first, _ = await store.add(PauseRule(task="t"))
+    delivery = await scene.enqueue_and_read()
+    await await_resume(scene.gateway, delivery, "x", first.number, Counters())
+    await store.remove(first)
+    scene.hold("wake_paused")
+    assert await wake_paused(scene.late, scene.partition, await load_pauses(scene.gateway, scene.namespace)) == (1, 1)
+    yield
+    second = await scene.promote_and_read()
+    yield
+    later, _ = await store.add(PauseRule(task="t"))
+    await await_resume(scene.gateway, second, "x", later.number, Counters())
+    yield
+    await store.remove(later)
+    await scene.gateway.command("DEL", scene.partition.paused, scene.namespace.pauses)
 
 
 # uploads

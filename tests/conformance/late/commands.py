@@ -13,7 +13,7 @@ from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_
 from perdure.queues.delivery.due_set import promote_due
 from perdure.queues.delivery.leases import Delivery, RunStatus
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
-from perdure.queues.delivery.settlement import await_version, raise_count
+from perdure.queues.delivery.settlement import Counters, await_version, raise_count
 from perdure.queues.derived_tasks import (
     Successor,
     TaskPast,
@@ -27,6 +27,7 @@ from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.limits.control import LimitControl
+from perdure.queues.pauses import await_resume
 from perdure.queues.transport.scripts import queue_script
 from perdure.queues.unique import write_marker
 from perdure.queues.values import encode_value, update_value
@@ -364,6 +365,20 @@ async def wait_for_a_version(scene: Scene) -> Moments:
     yield
     await scene.settle("succeed", second)
     yield
+
+
+@COMMANDS.case
+async def wait_for_the_end_of_a_pause(scene: Scene) -> Moments:
+    """No other delivery is parked."""
+    delivery = await scene.enqueue_and_read()
+    scene.hold("await_resume")
+    await await_resume(scene.late, delivery, "x", 7, Counters())
+    yield
+    second = await scene.promote_and_read()
+    yield
+    await scene.settle("succeed", second)
+    yield
+    await scene.gateway.command("DEL", scene.partition.paused)
 
 
 @COMMANDS.each("fork", "import", "successor")

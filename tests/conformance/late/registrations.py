@@ -17,6 +17,7 @@ from perdure.queues.catalog import AppEntry, CatalogTask, publish_entry
 from perdure.queues.envelope import EnvelopeTemplate
 from perdure.queues.partitions.assignment import join_group, leave_group
 from perdure.queues.partitions.resharding import retire_generation, sync_route
+from perdure.queues.pauses import PauseRule, PauseStore
 from perdure.queues.presence import announce, withdraw
 from perdure.queues.schedules.call import ScheduledCall
 from perdure.queues.schedules.definition import Every, Rules
@@ -249,3 +250,20 @@ async def firing(scene: Scene, variant: str) -> Moments:
     yield
     await store.remove("hourly")
     yield
+
+
+@REGISTRATIONS.each("paused", "resumed")
+async def change_of_the_pauses(scene: Scene, variant: str) -> Moments:
+    """Another operator has ended the pause since, or paused again."""
+    mine, theirs = (PauseStore(through, scene.namespace) for through in (scene.late, scene.gateway))
+    rule = PauseRule("default", by="ann")
+    if variant == "resumed":
+        await theirs.add(rule)
+    scene.hold("write_pause")
+    await (mine.add(rule) if variant == "paused" else mine.remove(rule))
+    yield
+    await (theirs.remove(rule) if variant == "paused" else theirs.add(rule))
+    yield
+    await theirs.add(PauseRule("other"))
+    yield
+    await scene.gateway.command("DEL", scene.namespace.pauses)
