@@ -30,6 +30,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── InvalidUniqueKey        the arguments make no key for a unique task
 │   ├── InvalidLimitUse         the arguments make no key for a limit of the task, or its cost is too large
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
+│   ├── JobError                a job over many tasks is unknown, its name is taken, or it has ended
 │   ├── ScheduleError           a schedule is unknown, its name is taken, or it cannot be read
 │   ├── PauseError              a pause cannot be stored or removed
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
@@ -357,6 +358,10 @@ class InvalidLimitUse(QueueError, ValueError):
 
 class CatalogError(QueueError, ValueError):
     """A task enqueued by name alone whose queue is not in the catalog, or whose arguments do not fit its schema."""
+
+
+class JobError(QueueError, ValueError):
+    """A job over many tasks cannot be used as asked: it is unknown, its name is taken, or it has ended."""
 
 
 class ScheduleError(QueueError, ValueError):

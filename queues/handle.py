@@ -729,6 +729,32 @@ class Replacement(NamedTuple):
         return cls(check_task_id(by.decode("ascii")), unstarted == b"1")
 
 
+class TaskScope(NamedTuple):
+    """What a job cancels: compared with the task at the moment of the act.
+
+    states: any of them; empty for all. until: latest time of enqueueing in milliseconds. unstarted: whether a task that
+    a worker has started is left alone.
+    """
+
+    states: frozenset[State]
+    until: int
+    unstarted: bool = False
+
+    def fields(self) -> list[bytes]:
+        """Return the arguments of the script."""
+        return [",".join(sorted(self.states)).encode(), b"%d" % self.until]
+
+
+async def cancel_within(
+    gateway: Gateway, partition: Partition, task_id: str, only: TaskScope, *, retention: float
+) -> bytes:
+    """Cancel a task if it is within a scope, else leave it alone; return the answer of the script (see cancel.lua).
+
+    Raises `Refused` if the user may not cancel tasks itself.
+    """
+    return await _cancel(gateway, partition, task_id, retention, only=only)
+
+
 async def cancel_task(
     gateway: Gateway, partition: Partition, task_id: str, *, retention: float, replacement: Replacement | None = None
 ) -> State:
@@ -782,6 +808,7 @@ async def _cancel(
     life: Sequence[bytes] | None = None,
     *,
     replacement: Replacement | None = None,
+    only: TaskScope | None = None,
 ) -> bytes:
     """Cancel a task that no worker runs, else ask its worker; return the answer of the script.
 
@@ -806,8 +833,10 @@ async def _cancel(
         if source is not None:  # a cancelled successor must not be stored again once its record has expired
             await confirm_successor(gateway, namespace, source.decode())
         kept = (round(ttl * 1000), registered_retention(ttl))
-        further = [b"", b""] if replacement is None else replacement.fields()
+        unstarted = b"1" if only is not None and only.unstarted else b""
+        further = [b"", unstarted] if replacement is None else replacement.fields()
         further.append(b"" if replacement is None else replacement.limit.encode())
+        further += [b"", b""] if only is None else only.fields()
         args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits, *further)
         answer = await gateway.run(_CANCEL, [*keys, *_parked_in(partition, waits.decode(), wakes)], args)
     if answer == b"deferred" and b"join:" in wakes:

@@ -110,6 +110,9 @@ on one server.
     {ns}:control:identity:AGENT   hash    operators           for ever: the identity of an agent, the last 100 versions
     {ns}:control:config           hash    operators           for ever: settings that all workers share
     {ns}:control:pauses           hash    operators           for ever: pauses of queues and tasks, pauses.py
+    {ns}:control:jobs             zset    operators, workers  jobs by the time of their next look (ms), ended ones by
+                                                              that of their end (< 0); TTL of 31 days, renewed
+    {ns}:control:job:NAME         hash    operators, workers  a job over many tasks; TTL of 30 days from its last change
     {ns}:control:paused           zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
     {ns}:control:pause:NAME       hash    supervisors         until it is lifted; TTL of 30 days
 
@@ -216,7 +219,7 @@ _TYPES: Final = {
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
-        *("control:pause:*", "join:*", "limit:*", "control:limit:*", "schedule:*"),
+        *("control:pause:*", "join:*", "limit:*", "control:limit:*", "schedule:*", "control:job:*"),
     ),
     "set": ("open:*",),
     "list": ("todo:*",),
@@ -225,7 +228,7 @@ _TYPES: Final = {
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
         *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
-        *("limits", "kept", "schedules", "paused"),
+        *("limits", "kept", "schedules", "paused", "control:jobs"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -545,7 +548,7 @@ class Namespace:
     def shared_keys(self) -> tuple[str, ...]:
         """The keys of the namespace that are not of one worker, queue or app."""
         registries = (self.workers, self.supervisors, self.catalog, self.workspaces)
-        own = (self.queues, self.deployment, self.config, self.paused, self.pauses, self.schedules)
+        own = (self.queues, self.deployment, self.config, self.paused, self.pauses, self.schedules, self.jobs)
         return (*own, self.session_lock, self.schedule_lock, *registries)
 
     @property
@@ -603,6 +606,18 @@ class Namespace:
     def pause_place(self) -> Partition:
         """The place as which pauses are encrypted. No queue has its name."""
         return Partition(self.name, "~pauses", 0)
+
+    @property
+    def jobs(self) -> str:
+        return f"{{{self.name}}}:control:jobs"
+
+    def job(self, name: str) -> str:
+        return f"{{{self.name}}}:control:job:{check_name('job', name)}"
+
+    @property
+    def job_place(self) -> Partition:
+        """The place as which the filters of jobs are encrypted. No queue has its name."""
+        return Partition(self.name, "~jobs", 0)
 
     @property
     def session_lock(self) -> str:

@@ -11,17 +11,18 @@ import base64
 import binascii
 import heapq
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Final, NamedTuple
 
 import orjson
 
 from ..envelope import is_task_id
-from ..errors import Refused
+from ..errors import DecryptionError, LargeValueLost, Refused
 from ..junk import set_aside, split
 from ..keys import Namespace, Partition
 from ..records import Record, State, read_tasks
+from ..task_filter import TaskFilter, arguments_match
 from ..transport.gateway import Gateway
 from ..transport.scripts import queue_script
 from .running import PendingEntry, pending_entries, read_running
@@ -43,55 +44,19 @@ _WORTH: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFilter:
-    """Filter of tasks.
+class TaskPage:
+    """Tasks of one page.
 
     Attributes:
-        states: Any of them; empty for all.
-        since, until: Bounds of the time of enqueueing, in milliseconds of Redis' clock.
-        error: Text in the reason, the name or the message of the error, in any case.
-        key: The ordering key of the task.
-        tags: All of them.
+        cursor: Continues the list; None after the last page.
+        read: Number of records it has read.
+        unreadable: Tasks whose arguments the filter has conditions on and that cannot be read, with the problem.
     """
-
-    states: Collection[State] = ()
-    task: str | None = None
-    since: int | None = None
-    until: int | None = None
-    error: str | None = None
-    key: str | None = None
-    tags: Collection[str] = ()
-    app: str | None = None
-
-    def matches(self, record: Record) -> bool:
-        """Return whether a record matches, apart from its time."""
-        return (
-            (not self.states or record.state in self.states)
-            and self.task in (None, record.task)
-            and self.app in (None, record.app)
-            and self.key in (None, record.key)
-            and all(tag in record.tags for tag in self.tags)
-            and (self.error is None or self.error.casefold() in _error_text(record))
-        )
-
-    def is_of_time(self, record: Record) -> bool:
-        """Return whether a task was enqueued within the bounds."""
-        at = record.enqueued_at or 0
-        return (self.since is None or at >= self.since) and (self.until is None or at <= self.until)
-
-
-def _error_text(record: Record) -> str:
-    error = record.error or {}
-    return f"{record.reason or ''} {error.get('error', '')}: {error.get('message', '')}".casefold()
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPage:
-    """Tasks of one page. cursor: continues the list; None after the last page. read: number of records it has read."""
 
     tasks: list[Record]
     cursor: str | None
     read: int = 0
+    unreadable: Sequence[tuple[Record, str]] = ()
 
 
 _FARTHEST: Final = 2.0**53
@@ -131,12 +96,15 @@ async def page_tasks(
     """
     partitions = await queue_partitions(gateway, namespace, queue)
     if wanted.states and set(wanted.states) == {State.RUNNING}:
-        return await _page_running(gateway, partitions, wanted, limit, None if cursor is None else _held(cursor))
+        return await _page_running(
+            gateway, namespace, partitions, wanted, limit, None if cursor is None else _held(cursor)
+        )
     after = None if cursor is None else _decode(cursor)
     readers = await asyncio.gather(*(_reader(gateway, namespace, one, wanted, after) for one in partitions))
     heads = [(_descending(reader.first), at) for at, reader in enumerate(readers) if reader.positions]
     heapq.heapify(heads)
     found: list[Record] = []
+    unreadable: list[tuple[Record, str]] = []
     last, read = after, 0
     while heads and len(found) < limit and read < _MAX_READ:
         chunk: list[_Position] = []
@@ -148,26 +116,59 @@ async def page_tasks(
                 heapq.heapreplace(heads, (_descending(readers[at].first), at))
             else:
                 heapq.heappop(heads)
-        found += [record for record in await _records(gateway, namespace, chunk) if wanted.matches(record)]
+        matching = [record for record in await _records(gateway, namespace, chunk) if wanted.matches(record)]
+        found += await _with_arguments(gateway, namespace, wanted, matching, unreadable)
         last, read = chunk[-1], read + len(chunk)
-    return TaskPage(found, _encode(last) if heads and last is not None else None, read)
+    return TaskPage(found, _encode(last) if heads and last is not None else None, read, unreadable)
+
+
+async def _with_arguments(
+    gateway: Gateway,
+    namespace: Namespace,
+    wanted: TaskFilter,
+    records: Sequence[Record],
+    unreadable: list[tuple[Record, str]],
+) -> list[Record]:
+    """Return the records whose arguments match; those that cannot be read are added to `unreadable`."""
+    if not wanted.where:
+        return list(records)
+
+    async def matches(record: Record) -> bool | str:
+        partition = namespace.partition(record.queue, record.partition)
+        try:
+            return await arguments_match(
+                gateway, partition, record.id, record.task, record.args, record.secrets, wanted.where
+            )
+        except (DecryptionError, LargeValueLost) as error:
+            return str(error)
+
+    answers = await asyncio.gather(*(matches(record) for record in records))
+    unreadable += [(record, answer) for record, answer in zip(records, answers, strict=True) if isinstance(answer, str)]
+    return [record for record, answer in zip(records, answers, strict=True) if answer is True]
 
 
 async def _page_running(
-    gateway: Gateway, partitions: Sequence[Partition], wanted: TaskFilter, limit: int, before: PendingEntry | None
+    gateway: Gateway,
+    namespace: Namespace,
+    partitions: Sequence[Partition],
+    wanted: TaskFilter,
+    limit: int,
+    before: PendingEntry | None,
 ) -> TaskPage:
     entries = await pending_entries(gateway, partitions, before)
     found: list[Record] = []
+    unreadable: list[tuple[Record, str]] = []
     read = 0
     while read < min(len(entries), _MAX_READ) and len(found) < limit:
         chunk = entries[read : read + min(_CHUNK, limit - len(found))]
-        found += [
+        matching = [
             record
             for record in await read_running(gateway, partitions, chunk)
             if wanted.matches(record) and wanted.is_of_time(record)
         ]
+        found += await _with_arguments(gateway, namespace, wanted, matching, unreadable)
         read += len(chunk)
-    return TaskPage(found, _encode(entries[read - 1]) if read < len(entries) else None, read)
+    return TaskPage(found, _encode(entries[read - 1]) if read < len(entries) else None, read, unreadable)
 
 
 def _descending(position: _Position) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:

@@ -7,11 +7,14 @@
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
 --       channel of a worker, without its id; what the task waits for, as the caller has read it; id of the task of its
 --       unique key or limit that replaces it, '' for none; '1' to leave a task alone that a worker has started; the
---       limit that has no room for it, '' for none: then one that has been admitted is left alone. The caller names the last
---       key only if it is parked there
+--       limit that has no room for it, '' for none: then one that has been admitted is left alone; for a job: the only states
+--       in which it is cancelled, as `queued,waiting`, '' for any, and the latest time of enqueueing in ms, '' for any. The
+--       caller names the last key only if it is parked there
 -- returns  'missing', 'requested', 'deferred' (a worker cancels it), 'cancelled', the terminal state that the task has
---          already, 'started' (left alone), or 'changed': the record is not that of the task that the caller has read
--- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
+--          already, 'started' (left alone), 'other' (its state is none of these, or it was enqueued later), or 'changed':
+--          the record is not that of the task that the caller has read
+-- Atomic: reads and acts in one script, so that no worker can take the task in between; so the state that a job asks for
+-- is that of the moment of the act, whatever its caller has read before. Before the first worker comes,
 -- there is no group: XPENDING answers with an error, and no worker has the message. The first write changes
 -- nothing, and after it a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a
 -- task that was replayed, or enqueued again under the same id, since. The notification of the worker is a hint: if it is
@@ -60,6 +63,18 @@ if state == 'queued' then
   if unstarted and (pending[4] or 0) > 0 then
     return 'started'
   end
+end
+if ARGV[15] ~= '' then
+  local shown = state == 'scheduled' and now[5] and 'waiting' or state
+  if pending[2] and string.sub(pending[2], 1, 1) ~= ARGV[2] then
+    shown = 'running'
+  end
+  if not string.find(',' .. ARGV[15] .. ',', ',' .. shown .. ',', 1, true) then
+    return 'other'
+  end
+end
+if ARGV[16] ~= '' and (tonumber(born(now[1], now[2])) or 0) > tonumber(ARGV[16]) then
+  return 'other'
 end
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')

@@ -2,7 +2,7 @@
 
 A schedule is a hash in the slot of the namespace, which has, beside the definition, what operators have set in its
 place, the last planned time that was fired, and the firing that is under way. Each change compares the revision that
-its caller has read (write_schedule.lua). The set of the schedules' names has the time at which workers look at each one
+its caller has read (write_compared.lua). The set of the schedules' names has the time at which workers look at each one
 next; 0 lets them look now.
 
 The code owns the schedules that its workers publish, and operators own those that they add. A worker publishes when
@@ -20,16 +20,15 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import orjson
 
+from ..compared_writes import Change, write_compared
 from ..errors import QueueError, ScheduleError, WrongType
 from ..keys import LEFT_TTL_MS, Namespace
 from ..runtime import RUNTIME
 from ..transport.gateway import Gateway
-from ..transport.pipelining import Argument, Command
-from ..transport.scripts import milliseconds, pairs, queue_script
+from ..transport.pipelining import Command
+from ..transport.scripts import milliseconds, pairs
 from .call import ScheduledCall
 from .definition import Cron, Every, Rules, read_when
-
-_WRITE: Final = queue_script("write_schedule")
 
 MAX_RUNS: Final = 20
 """Firings that a schedule remembers."""
@@ -210,10 +209,6 @@ def _object(data: bytes) -> Mapping[str, Any]:
     return {}
 
 
-Change = Mapping[str, str | int | bytes]
-"""New values of fields; an empty one deletes the field."""
-
-
 class ScheduleStore:
     """The schedules of a namespace."""
 
@@ -268,16 +263,8 @@ class ScheduleStore:
             look: Milliseconds of the next look; "-" for none.
             ttl: Milliseconds after which it is deleted.
         """
-        keys = [self._namespace.schedule(read.name), self._namespace.schedules]
-        args: list[Argument] = [
-            read.name,
-            read.revision,
-            RUNTIME.token(8),
-            "" if look is None else look,
-            "" if ttl is None else ttl,
-        ]
-        flat = [item for pair in change.items() for item in pair]
-        changed = bool(await self._gateway.run(_WRITE, keys, [*args, *flat]))
+        key, index = self._namespace.schedule(read.name), self._namespace.schedules
+        changed = await write_compared(self._gateway, key, index, read.name, read.revision, change, score=look, ttl=ttl)
         if changed and look == 0:
             with suppress(QueueError):  # a hint: workers look once a second
                 await self._gateway.command("PUBLISH", self._namespace.schedule_channel, read.name)

@@ -27,7 +27,7 @@ holds for all scripts.
 | `delivery/test_hash_scan` | hash_page |
 | `test_results` | cancel, finish |
 | `test_scripts` | reset_task |
-| `test_schedules` | fire_schedule, write_schedule |
+| `test_schedules` | fire_schedule, write_compared |
 | `sessions/test_protocol` | session_begin, session_correct, session_end, session_forget, session_look, session_send |
 | `sessions/test_removal` | forget_task |
 | `test_limit_control` | set_limit |

@@ -27,7 +27,7 @@ from tests.support.lossy_proxy import lossy_gateway
 pytestmark = pytest.mark.integration
 
 HOUR = 3_600_000
-ACTS = ("write_schedule", "fire_schedule")
+ACTS = ("write_compared", "fire_schedule")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ async def test_a_worker_that_dies_at_any_write_leaves_each_time_fired_once(
         scripts.dies_at, scripts.when = act, when
         with pytest.raises(Killed):
             await firer.fire_due()
-        assert scripts.runs == ["write_schedule", *["fire_schedule"] * 3, "write_schedule"][: act + 1]
+        assert scripts.runs == ["write_compared", *["fire_schedule"] * 3, "write_compared"][: act + 1]
     before = await stored_tasks(gateway, partition)
     if expired:
         await end_records(gateway, partition)

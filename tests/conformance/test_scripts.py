@@ -50,7 +50,7 @@ from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTem
 from perdure.queues.event_log import read_events
 from perdure.queues.handle import cancel_task
 from perdure.queues.inbox import read_inbox
-from perdure.queues.inspection.timeline import TaskFilter, page_tasks, trim_timeline
+from perdure.queues.inspection.timeline import page_tasks, trim_timeline
 from perdure.queues.inspection.views import list_queues
 from perdure.queues.joins import (
     JoinPlace,
@@ -89,6 +89,7 @@ from perdure.queues.sessions.turns import (
 )
 from perdure.queues.shared_config import set_config
 from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
+from perdure.queues.task_filter import TaskFilter
 from perdure.queues.transport.large_results import scan_fields
 from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script, load_script, loaded_scripts, queue_script

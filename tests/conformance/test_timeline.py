@@ -7,7 +7,8 @@ from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, purge, replay
 from perdure.queues import Gateway, Namespace, Partition, Producer, Record, State
 from perdure.queues.envelope import EnvelopeTemplate
-from perdure.queues.inspection.timeline import TaskFilter, page_tasks, trim_timeline
+from perdure.queues.inspection.timeline import page_tasks, trim_timeline
+from perdure.queues.task_filter import TaskFilter
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import SETTLING

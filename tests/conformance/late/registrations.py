@@ -222,7 +222,7 @@ async def change_of_a_schedule(scene: Scene, variant: str) -> Moments:
     mine, theirs = (ScheduleStore(through, scene.namespace) for through in (scene.late, scene.gateway))
     if variant != "added":
         await theirs.add(HOURLY)
-    scene.hold("write_schedule")
+    scene.hold("write_compared")
     await {"added": lambda: mine.add(HOURLY), "paused": lambda: mine.pause("hourly")}.get(
         variant, lambda: mine.remove("hourly")
     )()
@@ -236,7 +236,7 @@ async def change_of_a_schedule(scene: Scene, variant: str) -> Moments:
     yield
 
 
-@REGISTRATIONS.each("fire_schedule", "write_schedule")
+@REGISTRATIONS.each("fire_schedule", "write_compared")
 async def firing(scene: Scene, variant: str) -> Moments:
     """Another worker has fired the same time since, and the record of its task has expired."""
     store = ScheduleStore(scene.gateway, scene.namespace)

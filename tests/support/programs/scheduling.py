@@ -40,7 +40,7 @@ run = Gateway.run
 async def dying(self: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any], derived: Any = None) -> Any:
     """Run a script, and end this process before or after it if that is its time."""
     when, _, act = GIVEN["kill"].partition(" ")
-    own = script.name == "fire_schedule" if act == "fire" else script.name == "write_schedule" and _says(args, act)
+    own = script.name == "fire_schedule" if act == "fire" else script.name == "write_compared" and _says(args, act)
     if own and when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     answer = await run(self, script, keys, args, derived)

@@ -8,10 +8,11 @@ from typing import Annotated, Final
 
 import typer
 
-from ....queues.inspection.timeline import TaskFilter, TaskPage, page_tasks
+from ....queues.inspection.timeline import TaskPage, page_tasks
 from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.runtime import RUNTIME
+from ....queues.task_filter import TaskFilter
 from ..support.connection import connected, known_partitions, mask_defined, redis_now, where
 from ..support.errors import misuse_of
 from ..support.options import AppOption, QueueOption, Since, TaskNameOption, Until

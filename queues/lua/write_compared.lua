@@ -1,11 +1,11 @@
--- Change a schedule that the caller has read.
--- KEYS  schedule, schedules of the namespace
--- ARGV  name, revision as read (0 for none), token of this call, ms of the next look ('' as before, '-' for none),
---       milliseconds after which the schedule is deleted ('' for never), then field and value of all that changes; an empty
---       value deletes the field
+-- Change a hash that the caller has read: a schedule or a job.
+-- KEYS  hash, index of its kind
+-- ARGV  name, revision as read (0 for none), token of this call, score in the index ('' as before, '-' for none),
+--       milliseconds after which the hash is deleted ('' for never), milliseconds after which the index is deleted ('' as
+--       before), then field and value of all that changes; an empty value deletes the field
 -- returns  1 changed, 0 it was changed since it was read
--- Atomic: the fields and the time of the next look. Idempotent: the token tells whether this call has changed it already,
--- and bytes that arrive late find another revision. The revision only grows: of a removed schedule it is kept for an hour.
+-- Atomic: the fields and the score. Idempotent: the token tells whether this call has changed it already, and bytes that
+-- arrive late find another revision. The revision only grows: of a removed hash it is kept for an hour.
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[2], '')
 local stored = redis.call('HMGET', KEYS[1], 'revision', 'token')
@@ -15,7 +15,7 @@ elseif (tonumber(stored[1] or '') or 0) ~= tonumber(ARGV[2]) then
   return 0
 end
 redis.call('HSET', KEYS[1], 'revision', string.format('%.0f', ARGV[2] + 1), 'token', ARGV[3])
-for i = 6, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
   if ARGV[i + 1] == '' then
     redis.call('HDEL', KEYS[1], ARGV[i])
   else
@@ -31,5 +31,8 @@ if ARGV[4] == '-' then
   redis.call('ZREM', KEYS[2], ARGV[1])
 elseif ARGV[4] ~= '' then
   redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+end
+if ARGV[6] ~= '' then
+  redis.call('PEXPIRE', KEYS[2], ARGV[6])
 end
 return 1
