@@ -9,18 +9,20 @@ import heapq
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
 import orjson
 
+from ..queues.argument_conditions import ArgumentCondition
 from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelope
-from ..queues.errors import Refused, UnreadableRecord
+from ..queues.errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
 from ..queues.junk import split
 from ..queues.keys import Partition
 from ..queues.records import opened_evidence, shown_arguments
 from ..queues.security.encryption import NO_CIPHER, TaskCipher, is_encrypted
 from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_paths
+from ..queues.task_filter import arguments_match
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.scripts import pairs
 from ..queues.wording import iso_time
@@ -156,6 +158,7 @@ class Filter:
         group: First characters of the fingerprint.
         key: The ordering key of the task.
         tags: All of them.
+        where: Conditions on the arguments, all of them. They are read apart from the letter.
     """
 
     reason: Reason | None = None
@@ -168,9 +171,34 @@ class Filter:
     app: str | None = None
     search: str | None = None
     group: str | None = None
+    where: tuple[ArgumentCondition, ...] = ()
+
+    def form(self) -> dict[str, Any]:
+        """Return the filter as JSON data, for `parse`."""
+        names = ("task", "since", "until", "error", "key", "app", "search", "group")
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.reason is not None:
+            found["reason"] = str(self.reason)
+        if self.tags:
+            found["tags"] = list(self.tags)
+        if self.where:
+            found["where"] = [str(condition) for condition in self.where]
+        return found
+
+    @classmethod
+    def parse(cls, form: Mapping[str, Any]) -> Filter:
+        """Return the filter of JSON data. Raises `ValueError`, `TypeError` for data of another form."""
+        known = dict(form)
+        reason = known.pop("reason", None)
+        where = tuple(ArgumentCondition.parse(str(given)) for given in known.pop("where", ()))
+        return cls(None if reason is None else Reason(reason), tags=tuple(known.pop("tags", ())), where=where, **known)
+
+    def at_most(self, until: int) -> Filter:
+        """Return this filter for letters that died by a time, in milliseconds."""
+        return replace(self, until=until if self.until is None else min(until, self.until))
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Return whether a letter matches."""
+        """Return whether a letter matches, apart from its arguments."""
         key, tags = (letter.envelope.key, letter.envelope.tags) if letter.envelope else (None, ())
         return (
             (self.reason is None or letter.reason == self.reason)
@@ -228,17 +256,54 @@ async def list_letters(
     Args:
         shown: Returns each letter as it is compared and yielded, such as with more masked arguments.
     """
-    pages = await asyncio.gather(*(_Pages.begin(gateway, partition, oldest_first) for partition in partitions))
+    async for found in scan_letters(gateway, partitions, wanted, oldest_first=oldest_first, shown=shown):
+        if found.matches:
+            yield found.letter
+
+
+class ScannedLetter(NamedTuple):
+    """A dead letter that was compared with a filter.
+
+    position: place in the order of the scan. problem: why its arguments cannot be compared; then it does not match.
+    """
+
+    letter: DeadLetter
+    position: str
+    matches: bool
+    problem: str = ""
+
+
+async def scan_letters(
+    gateway: Gateway,
+    partitions: Sequence[Partition],
+    wanted: Filter,
+    *,
+    oldest_first: bool = False,
+    shown: Callable[[DeadLetter], DeadLetter] = _as_stored,
+    after: str | None = None,
+) -> AsyncIterator[ScannedLetter]:
+    """Yield all dead letters of partitions, merged by time, each with whether it matches.
+
+    Args:
+        shown: See `list_letters`.
+        after: Position after which the scan goes on, the oldest letters first.
+
+    Raises:
+        ValueError: The position is not one of a scan.
+    """
+    beyond = None if after is None else _read_position(after)
+    pages = await asyncio.gather(*(_Pages.begin(gateway, partition, oldest_first, beyond) for partition in partitions))
     for page in pages:
         if page.problem:
             refused = _damaged(page.partition, b"0-0", "-", page.problem)
             if wanted.matches(refused):
-                yield refused
+                yield ScannedLetter(refused, "", not wanted.where)
     heads = [(page.order, position) for position, page in enumerate(pages) if page.entries]
     heapq.heapify(heads)
     while heads:
-        _, position = heads[0]
+        (milliseconds, number, *_), position = heads[0]
         page = pages[position]
+        place = f"{abs(milliseconds)}-{abs(number)} {page.partition.queue} {page.partition.index}"
         letter = shown(await _listed(gateway, page.partition, *page.entries.popleft()))
         if not page.entries:
             await page.load()
@@ -246,8 +311,23 @@ async def list_letters(
             heapq.heapreplace(heads, (page.order, position))
         else:
             heapq.heappop(heads)
-        if wanted.matches(letter):
-            yield letter
+        matches, problem = wanted.matches(letter), ""
+        if matches and wanted.where:
+            paths = (*letter.secrets, *letter.masked)
+            try:
+                matches = await arguments_match(
+                    gateway, page.partition, letter.id, letter.task, letter.args, paths, wanted.where
+                )
+            except (DecryptionError, LargeValueLost) as error:
+                matches, problem = False, str(error)
+        yield ScannedLetter(letter, place, matches, problem)
+
+
+def _read_position(text: str) -> tuple[int, int, str, int]:
+    """Parse a position. Raises `ValueError`."""
+    entry, queue, index = text.split(" ")
+    milliseconds, number = entry.split("-")
+    return int(milliseconds), int(number), queue, int(index)
 
 
 async def count_letters(gateway: Gateway, partitions: Sequence[Partition]) -> int:
@@ -292,12 +372,20 @@ class _Pages:
     oldest_first: bool
     newest: bytes
     entries: deque[tuple[bytes, list[bytes]]] = field(default_factory=deque)
+    start: bytes = b"-"
     last: bytes = b""
     more: bool = True
     problem: str = ""
 
     @classmethod
-    async def begin(cls, gateway: Gateway, partition: Partition, oldest_first: bool) -> _Pages:
+    async def begin(
+        cls,
+        gateway: Gateway,
+        partition: Partition,
+        oldest_first: bool,
+        beyond: tuple[int, int, str, int] | None = None,
+    ) -> _Pages:
+        """Read the first page. beyond: position of the letter after which it begins, of any partition."""
         try:
             newest = await gateway.command("XREVRANGE", partition.dead, "+", "-", "COUNT", 1)
         except Refused as error:  # the key has another type
@@ -306,22 +394,26 @@ class _Pages:
         if newest and not oldest_first:
             pages.entries.append(newest[0])
             pages.last = pages.newest
+        if beyond is not None:
+            at, number, *place = beyond
+            first = number if place < [partition.queue, partition.index] else number + 1
+            pages.start = b"%d-%d" % (at, first)
         await pages.load()
         return pages
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, str, int]:
         """Sort key of the next letter among those of other partitions."""
         milliseconds, _, number = self.entries[0][0].partition(b"-")
         sign = 1 if self.oldest_first else -1
-        return sign * int(milliseconds), sign * int(number)
+        return sign * int(milliseconds), sign * int(number), self.partition.queue, self.partition.index
 
     async def load(self) -> None:
         """Read the next page if this one is used up."""
         if self.entries or not self.more:
             return
         beyond = b"(" + self.last
-        start, end = (beyond if self.last else b"-", self.newest) if self.oldest_first else (beyond, b"-")
+        start, end = (beyond if self.last else self.start, self.newest) if self.oldest_first else (beyond, b"-")
         command = "XRANGE" if self.oldest_first else "XREVRANGE"
         page = await self.gateway.command(command, self.partition.dead, start, end, "COUNT", PAGE)
         self.entries.extend(page)

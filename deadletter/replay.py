@@ -12,9 +12,10 @@ from typing import Final
 
 import anyio
 
-from ..queues.envelope import is_task_id
-from ..queues.errors import LargeValueLost, UnreadableEnvelope
+from ..queues.envelope import DEFAULT_PAYLOAD_LIMIT, is_task_id
+from ..queues.errors import LargeValueLost, PayloadTooLarge, UnreadableEnvelope
 from ..queues.inspection.views import queue_partitions
+from ..queues.json_form import merged
 from ..queues.junk import set_aside, split
 from ..queues.keys import Namespace, Partition
 from ..queues.runtime import RUNTIME
@@ -39,12 +40,17 @@ class Replay:
         fresh: Start without the checkpoint.
         rerun_failed: Drop the recorded failures of steps, so that these steps are called again.
         args: JSON object that replaces the arguments. Asterisks in the place of a secret keep the stored one.
+        merge: Change the arguments by `args` instead, a JSON merge patch (RFC 7396): its members are set in them, and
+            null removes one.
+        merged_limit: Most bytes of the arguments after that.
         rate: Largest number of replays per second.
     """
 
     fresh: bool = False
     rerun_failed: bool = False
     args: bytes | None = None
+    merge: bool = False
+    merged_limit: int = DEFAULT_PAYLOAD_LIMIT
     rate: float | None = None
 
     def __post_init__(self) -> None:
@@ -61,11 +67,12 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         DecryptionError: New arguments must be encrypted, or have masked values, or step records must be read, and the
             key is missing.
         UnreadableEnvelope: New arguments are given for a task of a newer version.
+        PayloadTooLarge: The arguments are too large after the edit.
     """
     partition = letter.partition
     if how.rerun_failed and not (how.fresh or letter.raw) and not await drop_failures(gateway, partition, letter.id):
         return False
-    args = b"" if how.args is None else await _edited(gateway, letter, how.args)
+    args = b"" if how.args is None else await _edited(gateway, letter, how.args, how)
     keys = [
         partition.dead,
         partition.record(letter.id),
@@ -85,10 +92,13 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
     return bool(done)
 
 
-async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
-    """Return new arguments as they are stored: with the stored secrets, and encrypted if the old ones were."""
+async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Replay) -> bytes:
+    """Return new arguments as they are stored: with the stored secrets, and encrypted if the old ones were.
+
+    Nothing is merged into arguments that Redis has lost, or that are those of a message which is no task.
+    """
     if letter.args is None or letter.raw:
-        return edited
+        return merged(b"{}", edited) if how.merge else edited
     if letter.envelope is None:
         raise UnreadableEnvelope(
             f"could not edit the arguments of task {letter.id}: a newer version of Perdure enqueued it; upgrade, then "
@@ -98,9 +108,19 @@ async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
     kind = arguments_field(task, secrets)
     cipher = gateway.encryptor.of(letter.partition, letter.id)
     read = partial(read_arguments, gateway, letter.partition, letter.id, task, secrets, letter.args, plain=True)
-    if not gateway.encryptor.active:
+    former = b"{}"
+    if how.merge or not gateway.encryptor.active:
         with suppress(LargeValueLost):  # they are to be replaced
-            await read()  # raises if they are encrypted: new arguments would be stored without encryption
+            former = await read()  # raises if they are encrypted: new arguments would be stored without encryption
+    if how.merge:
+        edited = merged(former, edited)
+        if len(edited) > how.merged_limit:
+            remedy = (
+                f"start a copy with 'perdure task fork {letter.id} --edit NAME=VALUE', which keeps the recorded steps, "
+                "then purge the dead letter"
+            )
+            what = f"the edited arguments of task {letter.id}"
+            raise PayloadTooLarge(what, len(edited), how.merged_limit, remedy=remedy)
     if (shown := (*letter.secrets, *letter.masked)) and contains_mask(edited):
         former = await read()
         edited = restore_masked(edited, lambda: former, shown)

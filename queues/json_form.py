@@ -169,3 +169,23 @@ def _first_large(value: Any) -> int | None:
         return None if -(2**63) <= value < 2**64 else value
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return next((found for part in parts if (found := _first_large(part)) is not None), None)
+
+
+def merged(data: bytes, patch: bytes) -> bytes:
+    """Return a JSON document with a JSON merge patch applied (RFC 7396). Raises `ValueError`.
+
+    Large integers stay exact.
+    """
+    return to_json(_merged(from_json(data), from_json(patch)))
+
+
+def _merged(data: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    found = dict(data) if isinstance(data, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = _merged(found.get(name), value)
+    return found
