@@ -33,6 +33,15 @@ _LEASE: Final = 30.0
 _PAGE: Final = 10_000
 """Messages of a partition that are looked at."""
 
+_NOTICE_MS: Final = 3000
+"""Milliseconds that a worker has for the notice of a task that it has ended, see watched.lua."""
+
+_LAUNCH_MS: Final = 5000
+"""Milliseconds that a worker has to launch the next children of a join, see notify_join.lua."""
+
+_QUIET: Final = 0.03
+"""Seconds without a command after which no release of a limit is under way: it takes several commands in a row."""
+
 _SHOWN: Final = 5
 """Tasks of a partition that are named."""
 
@@ -63,6 +72,8 @@ class TimedServer:
         """Hash tags of the keys in commands so far, with the braces."""
         self.registries: set[bytes] = set()
         """Keys of the registries of running processes."""
+        self.last_command = time.monotonic()
+        """Host time of the last command of a client."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -226,16 +237,30 @@ class TimedServer:
 
     def _add_scheduled(self, found: Work, queue: str, tag: bytes, only: Collection[str] | None) -> None:
         due, now = tag + b":due", math.floor(self.time.now() * 1000)
-        words = {due: "is due, and not started", tag + b":outbox": "has ended, and others are not notified"}
-        for key, text in words.items():
-            for member in self._execute("ZRANGEBYSCORE", key, "-inf", now, "LIMIT", 0, _SHOWN):
+        words = {
+            due: (now, "is due, and not started"),
+            tag + b":outbox": (now + _NOTICE_MS, "has ended, and others are not notified"),
+        }
+        for key, (until, text) in words.items():
+            for member in self._execute("ZRANGEBYSCORE", key, "-inf", until, "LIMIT", 0, _SHOWN):
                 task_id = member.removeprefix(CANCEL_REQUEST).decode("utf-8", "replace")
                 found.left.append(f"task {task_id} of queue {queue!r} {text}")
         if only is None:
             later = self._execute("ZRANGEBYSCORE", due, f"({now}", "+inf", "WITHSCORES", "LIMIT", 0, 1)[1:]
         else:
             later = [score for task_id in only if (score := self._execute("ZSCORE", due, task_id)) is not None]
+        for ring, look in self._scored("ZRANGE", tag + b":rings", 0, 0, "WITHSCORES"):
+            quiet = time.monotonic() - self.last_command > _QUIET or look < now + 1000
+            if look <= now or not quiet:  # a token that was just released makes an earlier look
+                limits = ring.decode("utf-8", "replace")
+                found.left.append(f"tasks of queue {queue!r} wait for limit {limits}")
+            else:
+                later.append(look)
         found.due = min([found.due, *(math.ceil(float(score)) / 1000 for score in later)])
+        for join in self._execute("ZRANGEBYSCORE", tag + b":joins", "-inf", now + _LAUNCH_MS):
+            if any(name.startswith(b"l:") for name in self._execute("HKEYS", tag + b":join:" + join)):
+                parent = join.decode("utf-8", "replace").partition(":")[0]
+                found.left.append(f"children of task {parent} of queue {queue!r} are being launched")
 
     def _add_messages(self, found: Work, queue: str, ready: bytes, workers: set[bytes], lease: float) -> None:
         for group in self._execute("XINFO", "GROUPS", ready) if ready in self._items else ():
@@ -346,6 +371,7 @@ class _Socket(EngineSocket):
 
     def _process_command(self, fields: list[bytes]) -> None:
         name = fields[0].upper()
+        self._owner.last_command = time.monotonic()
         if name in _FINDINGS:
             self.put_response(_FINDINGS[name](fields))
             return

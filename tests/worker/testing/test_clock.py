@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import subprocess
 import sys
@@ -259,6 +260,7 @@ async def test_run_until_idle_sets_the_time_forward_to_the_end_of_a_lost_lease(s
 
 HANGING = """
 import asyncio
+import itertools
 from perdure import App, Context, Worker
 
 app = App("shop")
@@ -383,3 +385,44 @@ async def test_other_clients_use_the_server(perdure_clock: PerdureClock, protoco
         assert (await sub.get_message(timeout=5) or {})["type"] == "subscribe"
         await client.publish("news", "now")
         assert (await sub.get_message(timeout=5) or {})["data"] == b"now"
+
+
+async def test_tasks_start_when_their_limit_has_room(perdure_clock: PerdureClock) -> None:
+    app = App("limited")
+    bell = app.limit("bell", rate="1/m", burst=1)
+    began: list[datetime] = []
+
+    @app.task(limits=[bell])
+    async def ring(ctx: Context, number: int) -> None:
+        began.append(perdure_clock.now())
+
+    async with app:
+        await ring.enqueue_many({"number": number} for number in range(4))
+        assert await perdure_clock.run_until_idle(app) == {"succeeded": 4}
+    delays = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(began)]
+    assert delays == pytest.approx([60, 60, 60], abs=5)
+
+
+async def test_no_time_passes_between_children_that_take_turns(perdure_clock: PerdureClock) -> None:
+    """Nothing in a queue shows that the next child is launched, or that a token is given back: the clock waits."""
+    app = App("family")
+    desk = app.limit("desk", total=2)
+    began: list[datetime] = []
+
+    @app.task(limits=[desk])
+    async def child(ctx: Context, number: int) -> int:
+        began.append(perdure_clock.now())
+        return number
+
+    @app.task
+    async def parent(ctx: Context) -> int:
+        numbers = sum(await ctx.gather(child, range(30), limit=4))
+        began.append(perdure_clock.now())
+        return numbers
+
+    async with app, perdure_clock.run_worker(app):
+        handle = await parent.enqueue()
+        start = perdure_clock.now()
+        await perdure_clock.advance(timedelta(hours=1))
+        assert await handle.result() == sum(range(30))
+    assert max(began) - start < timedelta(seconds=30), "the wait for a token is looked at after 30 s"
