@@ -1,77 +1,38 @@
-"""A nightly batch over the files of a folder. A worker that is killed in the middle leaves the rest to the next one.
+"""A nightly batch: 500 items, 10 at a time, 20 a second, and a report, every night at 02:00 in Berlin.
 
-    perdure worker run examples/nightly_batch.py:app &
-    perdure enqueue nightly --queue nightly --args '{"folder": "/var/log"}' --id nightly-$(date +%F)
-    perdure task show nightly-$(date +%F)
-
-In a crontab, a % is written \\%. The id of the night makes it safe to send twice:
-
-    0 2 * * * perdure enqueue nightly --queue nightly --args '{"folder": "/var/log"}' --id nightly-$(date +\\%F)
+perdure worker run examples/nightly_batch.py:app &
+perdure schedule run nightly                         # one run now; the nights stay
+perdure schedule list                                # the last run and the next one, with their tasks
+perdure limit set shop --rate 50/s                   # for all workers, from now on
 """
 
-from __future__ import annotations
-
-import asyncio
-import os
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from perdure import App, Context, Retry, current_step
-from pydantic import BaseModel
-
-AT_ONCE = 4
-"""Files that are read at the same time."""
-
-TRIES = 3
-"""Tries to read a file before it is left out."""
+from perdure import App, ChildFailed, Context, Cron, Retry
 
 app = App("nightly")
+shop = app.limit("shop", total=10, rate="20/s")
+ITEMS = range(500)
 
 
-class Report(BaseModel):
-    """Result of a night."""
-
-    files: int = 0
-    lines: int = 0
-    errors: int = 0
-    unreadable: list[str] = []
+def fetch_price(item: int) -> int:
+    return 100 + item % 7  # your request to the shop
 
 
-def list_files(folder: str) -> list[str]:
-    return sorted(str(path) for path in Path(folder).glob("*.log") if not path.is_dir())
+def write_report(name: str, text: str) -> str:
+    Path(f"{name}.txt").write_text(text, "utf-8")
+    return text
 
 
-def read_file(path: str) -> tuple[int, int] | None:
-    """Return the number of lines, and of those with an error; None if it cannot be read.
-
-    The last error is caught here, inside the step: so it is recorded as a result that the file is left out.
-    """
-    time.sleep(float(os.environ.get("SECONDS_PER_FILE", "0")))  # a slow disk
-    try:
-        lines = Path(path).read_text("utf-8", "replace").splitlines()
-    except OSError:
-        if current_step().attempt < TRIES:
-            raise
-        return None
-    return len(lines), sum("ERROR" in line for line in lines)
+@app.task(limits=[shop], retry=Retry(max_attempts=5), timeout=60)
+async def price(ctx: Context, item: int) -> int:
+    return await ctx.step("fetch", fetch_price, item)
 
 
-def batches(files: Sequence[str]) -> list[Sequence[str]]:
-    return [files[start : start + AT_ONCE] for start in range(0, len(files), AT_ONCE)]
-
-
-@app.task(timeout=6 * 3600, retry=Retry(max_attempts=3))
-async def nightly(ctx: Context, folder: str) -> Report:
-    files = await ctx.step("list", list_files, folder)  # recorded: files that arrive later belong to the next night
-    report = Report(files=len(files))
-    reading = ctx.options(retry=Retry(max_attempts=TRIES, base=0.1))
-    for batch in batches(files):
-        found = await asyncio.gather(*(reading.step("read", read_file, path) for path in batch))
-        for path, counted in zip(batch, found, strict=True):
-            if counted is None:
-                report.unreadable.append(path)
-            else:
-                report.lines += counted[0]
-                report.errors += counted[1]
-    return report
+@app.task(schedule=Cron("0 2 * * *", tz="Europe/Berlin"))
+async def nightly(ctx: Context) -> str:
+    prices = await ctx.gather(price, ITEMS, errors="keep")
+    failed = [str(failure) for failure in prices if isinstance(failure, ChildFailed)]
+    total = sum(found for found in prices if isinstance(found, int))
+    lines = [f"{len(ITEMS)} items, {len(failed)} failed, sum {total}", *failed]
+    return await ctx.step("report", write_report, ctx.task_id, "\n".join(lines))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
-import re
 import subprocess
 import sys
 import time
@@ -15,7 +13,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,57 +110,6 @@ async def test_the_order_of_the_complaint_is_refunded(tmp_path: Path, monkeypatc
         async with complaint("C1", "case-3") as handle:
             assert await handle.result(timeout=BOUND) == "Your refund: none, there is no order C1."
     assert (tmp_path / "ledger").read_text() == "case-2:refund B9 120\n"
-
-
-async def test_a_batch_resumes_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "log"
-    folder.mkdir()
-    for number in range(10):
-        (folder / f"{number}.log").write_text("started\nERROR full\n")
-    (folder / "00.log").symlink_to("missing")  # the first one
-    (folder / "rotated.log").mkdir()
-    async with Producer() as producer:
-        handle = await producer.enqueue("nightly", {"folder": str(folder)}, queue="nightly")
-        monkeypatch.setenv("SECONDS_PER_FILE", "0.2")
-
-        async def half_done() -> bool:
-            events = [event async for event in handle.events(follow=False)]
-            return sum(event.type == "step_completed" for event in events) >= 5
-
-        with worker("nightly_batch.py", tmp_path) as killed:
-            await wait_until(half_done, "five steps")
-            killed.process.kill()
-        monkeypatch.setenv("SECONDS_PER_FILE", "0")
-        (folder / "missing").write_text("arrived too late: that the file is left out is recorded\n")
-        with worker("nightly_batch.py", tmp_path):
-            report = await handle.result(timeout=BOUND)
-        events = [event async for event in handle.events(follow=False)]
-    assert report == {"files": 11, "lines": 20, "errors": 10, "unreadable": [str(folder / "00.log")]}
-    steps = [event.step for event in events if event.type == "step_completed"]
-    assert len(steps) == len(set(steps)) == 12  # the list and eleven files: none was recorded twice
-
-
-def test_the_line_for_cron_enqueues_each_night_once(tmp_path: Path) -> None:
-    """cron replaces each % without a backslash by the end of the line, crontab(5)."""
-    lines = [line.strip() for line in (load("nightly_batch.py").__doc__ or "").splitlines()]
-    _, command = next(line for line in lines if re.match(r"([\d*]+ ){5}", line)).split(" * * * ")
-    as_cron_runs_it = re.split(r"(?<!\\)%", command)[0].replace(r"\%", "%")
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    before = datetime.now().astimezone().date()
-    for _ in range(2):
-        done = subprocess.run(
-            ["/bin/sh", "-c", as_cron_runs_it],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=BOUND,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    ids = {task["id"] for task in call("task", "list", "--json").json}
-    assert ids <= {f"nightly-{before + timedelta(days=days)}" for days in (0, 1)}
-    assert ids
 
 
 @contextmanager
