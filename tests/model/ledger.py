@@ -591,6 +591,7 @@ class Ledger:
         names = (self.held.get(record, "streams") or b"").decode().split()
         if name not in names:
             self.held.put(record, {"streams": " ".join([*names, name])})
+            self.tell(task, "stream")
             self.held.persist(key)
         flat = tuple((part.encode(), text.encode()) for part, text in fields.items())
         number = self._items[name] = self.held.add_number(key, ((b"t", Moment()), *flat))
