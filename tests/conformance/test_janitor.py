@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from perdure.queues import Gateway, Namespace, Partition, Producer, WorkerInfo
 from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.keys import GROUP
 from perdure.queues.partitions.assignment import PartitionAssignment
+from perdure.queues.pauses import Pauses, wake_paused
 from perdure.queues.presence import announce
 from perdure.worker.runtime.maintenance.janitor import Janitor
 
@@ -34,6 +37,7 @@ async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, co
         consumer,
         dead_letter_ttl=lambda: 60.0,
         worker="me",
+        wake_paused=partial(wake_paused, gateway, pauses=Pauses()),
         idle_consumer=IDLE_AT_ONCE,
     )
     await janitor.clean()

@@ -93,6 +93,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "config": "hash",
         "paused": "zset",
         "pause": "hash",
+        "pauses": "hash",
     },
 }
 """Type of each key, by the attribute or method that makes it."""
@@ -103,7 +104,7 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
     LimitKeys: frozenset({"namespace", "place", "of_uses"}),
     Namespace: frozenset(
         {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
-        | {"limits", "schedule_channel", "schedule_place"}
+        | {"limits", "schedule_channel", "schedule_place", "pause_channel", "pause_place"}
     ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...queues.admission import leave_out
 from ...queues.delivery.consumer import Consumer
 from ...queues.keys import Namespace, Partition
-from ...queues.pauses import PauseRule, Pauses, wake_paused
+from ...queues.pauses import PauseRule, Pauses, Woken, wake_paused
 from ...queues.transport.gateway import Gateway
 from ..log import FirstOfEach, logger
 from .executor import Executor
@@ -49,7 +49,6 @@ class WorkerPauses:
         for name, problem in self.known.problems.items():
             if self._problems.is_first(name, problem):
                 logger.error("a pause is ignored: {}", problem)
-        self._log(before)
         if before.of_tasks != self.known.of_tasks:
             self._executor.hold(self.known.of_tasks)
         if before.queues.keys() != self.known.queues.keys():
@@ -58,6 +57,7 @@ class WorkerPauses:
             if before.queues.keys() - self.known.queues.keys():
                 self._reclaim.request()  # of lost workers, and what was released when the queue was paused
                 self._promoter.wake_all()  # tasks that wait for limits
+        self._log(before)
 
     def _log(self, before: Pauses) -> None:
         """Log the changes that concern this worker."""
@@ -73,9 +73,6 @@ class WorkerPauses:
     def _concerns(self, rule: PauseRule) -> bool:
         return rule.queue is None or rule.queue in self._queues
 
-    async def wake_left(self, partition: Partition) -> int:
-        """Make tasks due that a worker has parked after their rule was removed, or that the command did not wake.
-
-        Return their number.
-        """
-        return (await wake_paused(self._gateway, partition, self.known)).woken
+    async def wake_left(self, partition: Partition) -> Woken:
+        """Make tasks due that a worker has parked after their rule was removed, or that the command did not wake."""
+        return await wake_paused(self._gateway, partition, self.known)

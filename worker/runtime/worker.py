@@ -303,8 +303,9 @@ class Worker:
             )
         await self._pauses.apply(stored)
 
-    async def _wake_paused(self, partition: Partition) -> int:
-        return 0 if self._pauses is None else await self._pauses.wake_left(partition)
+    async def _wake_paused(self, partition: Partition) -> None:
+        if self._pauses is not None:
+            await self._pauses.wake_left(partition)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from perdure.queues import Gateway, Namespace, Partition, Producer, WorkerInfo
 from perdure.queues.delivery.due_set import promote_due
 from perdure.queues.delivery.fleet_locks import acquire_fleet_locks
 from perdure.queues.partitions.assignment import PartitionAssignment
+from perdure.queues.pauses import Pauses, wake_paused
 from perdure.queues.presence import announce
 from perdure.worker.runtime.maintenance import promoter as promoter_module
 from perdure.worker.runtime.maintenance.janitor import Janitor
@@ -202,7 +204,8 @@ async def test_one_of_many_janitors_cleans_up(gateway: Gateway, namespace: Names
             return 0
 
         consumer.remove_idle_consumers = forget
-        return Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=lambda: 60.0, worker=name)
+        given: Any = {"worker": name, "wake_paused": partial(wake_paused, gateway, pauses=Pauses())}
+        return Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=lambda: 60.0, **given)
 
     assignment = PartitionAssignment(gateway, namespace, [partition.queue], "w0", share=False)
     await assignment.refresh()

@@ -56,7 +56,7 @@ class Janitor:
         *,
         dead_letter_ttl: Callable[[], float],
         worker: str,
-        wake_paused: Callable[[Partition], Awaitable[int]],
+        wake_paused: Callable[[Partition], Awaitable[object]],
         chores: Mapping[str, Callable[[], Awaitable[object]]] | None = None,
         idle_consumer: float = IDLE_CONSUMER,
         interval: float = WorkerTimings.clean_interval,
@@ -104,7 +104,7 @@ class Janitor:
             return
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
-            parts: dict[str, Callable[[], Awaitable[int]]] = {
+            parts: dict[str, Callable[[], Awaitable[object]]] = {
                 "keys": partial(self._gateway.set_keys_aside, partition.shared_keys),
                 "lost tasks": partial(put_back_lost, self._gateway, partition, self._consumer.lease),
                 "paused tasks": partial(self._wake_paused, partition),
