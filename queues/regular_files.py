@@ -97,6 +97,11 @@ def open_folder_below(folder: Path, path: str) -> int:
     return place
 
 
+def kind_of(found: os.stat_result) -> str:
+    """Return the kind of what is no regular file, such as "a symbolic link"."""
+    return next((kind for is_kind, kind in _KINDS if is_kind(found.st_mode)), "none")
+
+
 def _descriptor(name: str, flags: int, shown: str | None = None, place: int | None = None) -> int:
     shown = name if shown is None else shown
     try:
@@ -124,7 +129,7 @@ def _opened(descriptor: int, shown: str, limit: int | None) -> IO[bytes]:
 
 def _check(found: os.stat_result, shown: str) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise NotRegular(shown, next((kind for is_kind, kind in _KINDS if is_kind(found.st_mode)), "none"))
+        raise NotRegular(shown, kind_of(found))
 
 
 def _too_large(shown: str, limit: int) -> OSError:

@@ -3,6 +3,7 @@
     new.py                  new: the files of a new app
     worker.py               worker run, list, health, resume
     enqueue.py              enqueue: one task, or a file of tasks
+    drop/                   drop: a folder whose files become tasks and messages
     task/                   perdure task
     queue.py                queue list, junk, metrics, partitions; task catalog
     queue_pause.py          queue pause, resume
@@ -48,6 +49,7 @@ COMMANDS = (
     LazyCommand("demo", ".demo:demo", "Kill workers and replay a dead letter, on real files."),
     LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
+    LazyCommand("drop", ".drop.command:drop", "Make tasks of the files that programs put into a folder."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
     LazyCommand("queue", ".queue:app", "List and pause queues, list junk, export metrics, set partitions."),
     LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),

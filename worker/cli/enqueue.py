@@ -69,6 +69,7 @@ class Defaults:
     """Defaults for the fields of a line, and the options, size limit and secret arguments of all tasks.
 
     batch: first part of the ids of lines without one. now: seconds by Redis' clock, from which `expires` counts.
+    only_queue: whether lines must be for `queue`, and for tasks that the catalog has, on whatever queue.
     """
 
     task: str | None
@@ -88,6 +89,7 @@ class Defaults:
     wait_limit: float | None = None
     batch: str | None = None
     now: float = 0.0
+    only_queue: bool = False
 
     def limit(self, published: MaxDepth | None) -> MaxDepth | None:
         """Return the limit of a queue's depth. published: that of the catalog. Raises `ValueError`."""
@@ -113,7 +115,7 @@ class _Line(BaseModel):
     task: str | None = None
     queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))] | None = None
     app: Annotated[str, AfterValidator(lambda name: check_name("app", name))] | None = None
-    delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    delay: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
     id: str | None = None
     key: str | None = None
     headers: dict[str, str] = {}
@@ -134,7 +136,7 @@ def check(file: IO[bytes], defaults: Defaults) -> int:
 
     def check_line(number: int, text: bytes) -> None:
         nonlocal unseen
-        message = _item(number, text, defaults).message
+        message = read_item(number, text, defaults).message
         if unseen:
             unseen = _missing(unseen, from_json(message.arguments))
         if message.own_id:
@@ -159,7 +161,7 @@ def _duplicate_ids(file: IO[bytes], defaults: Defaults, duplicates: Set[int]) ->
     first_lines: dict[str, int] = {}
     for number, text in numbered_lines(file):
         with suppress(ValueError):  # reported already
-            message = _item(number, text, defaults).message
+            message = read_item(number, text, defaults).message
             if message.own_id and spread(message.id) in duplicates:
                 first = first_lines.setdefault(message.id, number)
                 if first != number:
@@ -238,17 +240,30 @@ def lane_of_task(task: str, queue: str | None, app: str | None, lane: Lane | Non
     return found.pop() if len(found) == 1 else None
 
 
-def _item(number: int, text: bytes, defaults: Defaults) -> Item:
+def read_item(number: int | None, text: bytes, defaults: Defaults) -> Item:
+    """Return the task of a line; number: None if the file has no lines, but one object.
+
+    Raises `ValueError`, of which `problem` has the text.
+    """
     given = _Line.model_validate(read_object(text))
     task = defaults.task if given.task is None else given.task
     if task is None:
-        raise ValueError("task is missing, and the command line has no default for it")
+        raise ValueError(
+            f"task is missing{'' if defaults.only_queue else ', and the command line has no default for it'}"
+        )
     key = defaults.key if given.key is None else given.key
     app = given.app or defaults.app
+    if defaults.only_queue:
+        if given.queue not in (None, defaults.queue):
+            raise ValueError(f"queue must be {defaults.queue!r} here, got {given.queue!r}")
+        if not defaults.catalog.named(task, app):
+            defaults.catalog.find(task, app=app)
     lane = check_lane(given.priority, given.idle) or defaults.lane
     lane = lane_of_task(task, given.queue or defaults.queue, app, lane, defaults.catalog)
     fields: dict[str, Any] = {"headers": given.headers, "tags": given.tags, "app": app, "lane": lane}
-    task_id = f"{defaults.batch}-{number}" if given.id is None and defaults.batch is not None else given.id
+    task_id = given.id
+    if task_id is None and defaults.batch is not None:
+        task_id = defaults.batch if number is None else f"{defaults.batch}-{number}"
     message = make_message(task, given.args, defaults, task_id=task_id, key=key, expires=given.expires, **fields)
     listed = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
     delay = defaults.delay if given.delay is None else Delay(given.delay)
@@ -504,7 +519,8 @@ async def _send_file(
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar, _noting_rest(bar, count, defaults.batch):
             for (queue, delay, unique, limit), run in groupby(
-                read_lines(file, partial(_item, defaults=defaults)), key=attrgetter("queue", "delay", "unique", "limit")
+                read_lines(file, partial(read_item, defaults=defaults)),
+                key=attrgetter("queue", "delay", "unique", "limit"),
             ):
                 names = sent_to.setdefault(queue, set())
                 messages = (_noted(item, names) for item in run)

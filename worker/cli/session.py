@@ -7,11 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 import typer
 
+from ...queues.catalog import Catalog
 from ...queues.errors import DecryptionError, KeyMissing
 from ...queues.producer import Producer
 from ...queues.records import State
@@ -210,30 +211,20 @@ async def send(
     Example: perdure session send assistant user-42 "Where is my parcel?"
     """
     address = _address(producer, agent, session_id)
-    given = _inputs(inputs)
-    found = await read_session(producer.gateway, address)
-    if queue is None and found is None:
-        queue = (await producer.catalog()).find(agent, app=app).queue
-    queue = queue or (found.queue if found is not None else "")
-    if given is not None or found is None:
-        owner = app or (None if found is None else found.app)
-        for listed in (await producer.catalog()).named(agent, owner):
-            listed.check(orjson.dumps((given or {}) | {"goal": ""}))
-    turn = await send_to_session(
-        producer.gateway,
-        producer.namespace,
+    turn, served, owner = await send_message(
+        producer,
         agent,
         session_id,
         sys.stdin.read().rstrip("\n") if text == "-" else text,
+        await producer.catalog(),
         queue=queue,
         app=app,
         sender=sender,
         message_id=message_id,
-        inputs=None if given is None else (orjson.dumps(given), ()),
+        inputs=_inputs(inputs),
         skip_failed=skip_failed,
-        limit=producer.payload_limit,
     )
-    await warn_unserved(producer, {queue: set()}, app=app or (None if found is None else found.app))
+    await warn_unserved(producer, {served: set()}, app=owner)
     sent = {"turn": turn.number, "task": str(turn)}
     if no_wait:
         return Output(sent, str(turn))
@@ -242,6 +233,64 @@ async def send(
     except TimeoutError as error:
         raise Failed(str(error)) from None
     return Output(sent | {"answer": answer}, answer if isinstance(answer, str) else orjson.dumps(answer).decode())
+
+
+class SentMessage(NamedTuple):
+    """The turn of a message, with the queue of the agent, and its app; None for any."""
+
+    turn: TurnId
+    queue: str
+    app: str | None
+
+
+async def send_message(
+    producer: Producer,
+    agent: str,
+    session_id: str,
+    text: str,
+    catalog: Catalog,
+    *,
+    queue: str | None = None,
+    app: str | None = None,
+    sender: str = "",
+    message_id: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    skip_failed: bool = False,
+) -> SentMessage:
+    """Send a message to a session.
+
+    Args:
+        queue, app: Default: those of the session, or those of the agent in the catalog.
+        message_id, inputs, skip_failed: See `send_to_session`.
+
+    Raises:
+        CatalogError: The agent is unknown, or the inputs do not fit it.
+        ValueError: The id of the session is not valid.
+        SessionFailed, SessionFull, SessionError, PayloadTooLarge, NoKey
+    """
+    found = await read_session(producer.gateway, SessionAddress.of(producer.namespace, agent, session_id))
+    if queue is None and found is None:
+        queue = catalog.find(agent, app=app).queue
+    queue = queue or (found.queue if found is not None else "")
+    owner = app or (None if found is None else found.app)
+    if inputs is not None or found is None:
+        for listed in catalog.named(agent, owner):
+            listed.check(orjson.dumps({**(inputs or {}), "goal": ""}))
+    turn = await send_to_session(
+        producer.gateway,
+        producer.namespace,
+        agent,
+        session_id,
+        text,
+        queue=queue,
+        app=app,
+        sender=sender,
+        message_id=message_id,
+        inputs=None if inputs is None else (orjson.dumps(inputs), ()),
+        skip_failed=skip_failed,
+        limit=producer.payload_limit,
+    )
+    return SentMessage(turn, queue, owner)
 
 
 def _inputs(text: str | None) -> dict[str, Any] | None:

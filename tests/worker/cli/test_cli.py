@@ -135,6 +135,7 @@ def test_the_commands_are_these() -> None:
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),
         *(f"server {name}" for name in ("start", "stop", "status", "prepare")),
+        "drop",
         "bench",
     }
 

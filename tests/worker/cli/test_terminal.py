@@ -155,7 +155,7 @@ QUIET = {
 
 
 @pytest.mark.integration
-async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> None:
+async def test_no_command_prints_what_a_terminal_interprets(place: Settings, tmp_path: Path) -> None:
     seen: set[str] = set()
 
     async def check(*args: str, said: bool = True, stdin: bytes = b"") -> Answer:
@@ -268,6 +268,10 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
                 *json,
                 said=False,
             )
+            taken = tmp_path / "drop" / "noisy" / ".taken"
+            taken.mkdir(parents=True, exist_ok=True)
+            (taken / f"{HOSTILE.replace(chr(0), '')[:20]}.json").write_bytes(orjson.dumps({HOSTILE: 1}))
+            await check("drop", str(tmp_path / "drop"), "--once", *json)
         await check("dlq", "export")
         await check("session", "export", "noisy", "ada")
         await check("memory", "export")

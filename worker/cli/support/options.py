@@ -263,7 +263,7 @@ def confirm_deletion(what: str, warning: str) -> None:
         raise Failed("nothing was deleted")
 
 
-_LINE: Final = 1 << 28
+MAX_LINE: Final = 1 << 28
 """Largest size of a line in bytes."""
 
 
@@ -291,10 +291,10 @@ def numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """
     file.seek(0)
     number = 0
-    while line := file.readline(_LINE + 1):
+    while line := file.readline(MAX_LINE + 1):
         number += 1
-        if len(line) > _LINE:
-            raise Misuse(f"line {number}: it has more than {_LINE:,} bytes")
+        if len(line) > MAX_LINE:
+            raise Misuse(f"line {number}: it has more than {MAX_LINE:,} bytes")
         if text := line.strip():
             yield number, text
 
