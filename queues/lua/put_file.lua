@@ -5,7 +5,7 @@
 -- returns  {'stored', version}, {'removed', 0}, {'conflict', version, file that is there}, {'full', number of files}
 -- Atomic: of two writers that expect one version, one gets a conflict. Idempotent: the workspace knows the ids of its last
 -- 100 changes, and repeats none of them, also if another writer has changed the file since. Versions follow the clock, so
--- that none is used again after the workspace has expired.
+-- that none is used again after the workspace has expired: the first one tells a workspace from an expired one.
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[2], '')
 local done = ARGV[3] ~= '' and redis.call('HGET', KEYS[1], 'id:' .. ARGV[3])
@@ -42,7 +42,7 @@ elseif ARGV[7] == '' and not held then
 elseif ARGV[2] ~= '' and ARGV[2] ~= version then
   return {'conflict', version, file}
 end
-local known = redis.call('HMGET', KEYS[1], 'last', 'files')
+local known = redis.call('HMGET', KEYS[1], 'last', 'files', 'born')
 local files = tonumber(known[2] or 0)
 if ARGV[7] == '' then
   redis.call('HDEL', KEYS[1], field)
@@ -56,7 +56,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local fresh = string.format('%.0f', math.max(now, tonumber(known[1] or 0) + 1))
 redis.call('HSET', KEYS[1], field, fresh .. ' ' .. ARGV[3] .. ' ' .. ARGV[7], 'last', fresh,
-  'files', held and files or files + 1)
+  'files', held and files or files + 1, 'born', known[3] or fresh)
 remember(fresh)
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[5])), ARGV[6])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -59,6 +59,18 @@ class SharedFile(BaseModel):
     def at(self) -> datetime:
         """When it was written, by the Redis clock: versions follow it."""
         return datetime.fromtimestamp(self.version / 1000, UTC)
+
+
+class Snapshot(NamedTuple):
+    """State of a shared workspace.
+
+    Attributes:
+        born: Text that no other workspace of the name has had, before it expired; empty if there is no workspace.
+        files: By path; None for one that cannot be read.
+    """
+
+    born: str
+    files: Mapping[str, SharedFile | None]
 
 
 class SharedWorkspace:
@@ -129,15 +141,22 @@ class SharedWorkspace:
 
     async def list(self) -> list[SharedFile]:
         """Return the files, sorted by path. One that cannot be read is left out with a warning."""
+        found = (await self.snapshot()).files
+        return sorted((file for file in found.values() if file is not None), key=lambda file: file.path)
+
+    async def snapshot(self) -> Snapshot:
+        """Return the files by their paths. Each that cannot be read is reported once."""
         fields = pairs(await self._gateway.command("HGETALL", self._key))
-        found = []
+        found: dict[str, SharedFile | None] = {}
         for name, held in fields.items():
             if name.startswith(b"f:"):
+                path = name[2:].decode(errors="backslashreplace")
                 try:
-                    found.append(_decode(self._cipher, self.name, name[2:].decode(errors="backslashreplace"), held))
+                    found[path] = _decode(self._cipher, self.name, path, held)
                 except WorkspaceError as error:
                     report_once(f"{error}; it is left out of lists")
-        return sorted(found, key=lambda file: file.path)
+                    found[path] = None
+        return Snapshot(fields.get(b"born", b"").decode(errors="replace"), found)
 
     async def _put(self, path: str, expected: int | None, what: str, file: bytes) -> int:
         """Change a file once. what: names the change among those of the file."""

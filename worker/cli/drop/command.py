@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -18,13 +20,15 @@ from anyio.abc import TaskStatus
 from ....queues.errors import NotOpen, Unavailable
 from ....queues.producer import Producer
 from ....queues.wording import counted
+from ...settings import load_settings
+from ...workspace.shared_workspace import SharedWorkspace
 from ..support.connection import ConnectionOptions
 from ..support.errors import Failed, Misuse
 from ..support.options import in_duration
 from ..support.output import AsJson, note, print_json_lines, print_text
 from ..support.runner import command
-from .folder import REST
-from .intake import DropFolder, Report
+from .folder import REST, Report
+from .intake import DropFolder
 
 _LOCK: Final = ".perdure-drop.lock"
 
@@ -56,7 +60,8 @@ async def drop(
     DIR/QUEUE/processed, an invalid one to DIR/QUEUE/rejected, with its error
     in NAME.error.txt.
 
-    DIR/agents/AGENT/SESSION/NAME.txt is a message of that session.
+    DIR/agents/AGENT/SESSION/NAME.txt is a message of that session, and
+    DIR/shared/NAME has the files of that shared workspace, both ways.
 
     A file is taken when it has not changed for a second. Hidden files, *.tmp
     and *.part are left: write under such a name, and rename the file when it
@@ -79,7 +84,10 @@ async def drop(
         async with anyio.create_task_group() as group:
             stop = _Stop(group.cancel_scope)
             await group.start(stop.watch)
-            dropped = DropFolder(folder, producer := place.producer(), note, report, stop.is_asked)
+            producer, settings = place.producer(), load_settings(**place.overrides())
+            writer = f"perdure drop on {socket.gethostname()}"
+            workspace = partial(SharedWorkspace, producer.gateway, settings, by=writer)
+            dropped = DropFolder(folder, producer, note, report, stop.is_asked, workspace)
             await _run(producer, dropped, stop, poll=poll or _POLL, once=once)
             group.cancel_scope.cancel()
     if stop.forced:

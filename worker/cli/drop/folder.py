@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from ....queues.regular_files import kind_of, open_below, open_folder_below
 from ....queues.runtime import RUNTIME
@@ -26,7 +26,7 @@ REJECTED: Final = "rejected"
 REST: Final = 1.0
 """Seconds between two looks in which a file must not change."""
 
-_UNFINISHED: Final = (".tmp", ".part")
+UNFINISHED: Final = (".tmp", ".part")
 _CHUNK: Final = 1 << 20
 _LONGEST: Final = 200
 """Characters of a file's name that the name of its error file repeats: the system allows 255 bytes."""
@@ -102,6 +102,21 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a file.
+
+    Attributes:
+        data: For programs.
+        message: For people.
+        id: Id of the task; None if there is none.
+    """
+
+    data: dict[str, Any]
+    message: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Folder:
     """A folder of the drop folder, whose files are taken. path: from the drop folder, with `/` between names."""
 
@@ -118,8 +133,8 @@ class Folder:
         """
         found: list[tuple[int, str]] = []
         with self._open() as place:
-            for name in _names(place):
-                if name.startswith(".") or name.endswith(_UNFINISHED) or name in (PROCESSED, REJECTED):
+            for name in list_names(place):
+                if name.startswith(".") or name.endswith(UNFINISHED) or name in (PROCESSED, REJECTED):
                     continue
                 shown = shown_path(f"{self.path}/{name}")
                 try:
@@ -137,9 +152,9 @@ class Folder:
     def taken(self) -> list[str]:
         """Return the names of the files that were taken and not settled, in the order of their last change."""
         with self._open() as place, suppress(FileNotFoundError):
-            below = _open_in(place, TAKEN)
+            below = open_in(place, TAKEN)
             try:
-                states = [(os.stat(name, dir_fd=below, follow_symlinks=False), name) for name in _names(below)]
+                states = [(os.stat(name, dir_fd=below, follow_symlinks=False), name) for name in list_names(below)]
             finally:
                 os.close(below)
             return [name for state, name in sorted(states, key=lambda one: (one[0].st_mtime_ns, one[1]))]
@@ -150,7 +165,7 @@ class Folder:
         try:
             open_below(self.root, f"{self.path}/{name}").close()
             with self._open() as place, _made(place, TAKEN) as taken:
-                if _exists(taken, name):  # an earlier file of this name is in hand
+                if exists(taken, name):  # an earlier file of this name is in hand
                     return False
                 os.rename(name, name, src_dir_fd=place, dst_dir_fd=taken)
         except FileNotFoundError:
@@ -207,11 +222,9 @@ class TakenFile:
         self.path = f"{folder.path}/{name}"
         self.shown = shown_path(self.path)
         self._state = Signature.of(os.fstat(file.fileno()))
-        content = hashlib.sha256()
-        while chunk := file.read(_CHUNK):
-            content.update(chunk)
+        content = hash_of(file)
         self.check_unchanged()
-        what = f"{self._state.size} {self._state.mtime_ns} {content.hexdigest()} ".encode() + os.fsencode(self.path)
+        what = f"{self._state.size} {self._state.mtime_ns} {content} ".encode() + os.fsencode(self.path)
         self.digest = hashlib.blake2b(what, digest_size=16).hexdigest()
         file.seek(0)
 
@@ -239,10 +252,10 @@ def folders(root: Path, path: str, notes: Notes, inside: str) -> list[str]:
     found: list[str] = []
     place = open_folder_below(root, path)
     try:
-        for name in sorted(_names(place)):
+        for name in sorted(list_names(place)):
             with suppress(FileNotFoundError):
                 state = os.stat(name, dir_fd=place, follow_symlinks=False)
-                if name.startswith(".") or name.endswith(_UNFINISHED):
+                if name.startswith(".") or name.endswith(UNFINISHED):
                     continue
                 if stat.S_ISDIR(state.st_mode):
                     found.append(name)
@@ -254,9 +267,17 @@ def folders(root: Path, path: str, notes: Notes, inside: str) -> list[str]:
     return found
 
 
-def _names(place: int) -> list[str]:
+def list_names(place: int) -> list[str]:
     """Return the names in an open folder."""
     return os.listdir(place)
+
+
+def hash_of(file: IO[bytes]) -> str:
+    """Return the SHA-256 of the rest of a file in hexadecimal."""
+    content = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        content.update(chunk)
+    return content.hexdigest()
 
 
 @contextmanager
@@ -264,18 +285,20 @@ def _made(place: int, name: str) -> Iterator[int]:
     """Open a folder, which is made if it is not there."""
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=place)
-    made = _open_in(place, name)
+    made = open_in(place, name)
     try:
         yield made
     finally:
         os.close(made)
 
 
-def _open_in(place: int, name: str) -> int:
+def open_in(place: int, name: str) -> int:
+    """Open a folder in an open one. Raises `OSError`, also for a link."""
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
 
 
-def _exists(place: int, name: str) -> bool:
+def exists(place: int, name: str) -> bool:
+    """Return whether a folder has a name."""
     try:
         os.stat(name, dir_fd=place, follow_symlinks=False)
     except FileNotFoundError:
@@ -285,7 +308,7 @@ def _exists(place: int, name: str) -> bool:
 
 def _free_name(place: int, name: str, digest: str) -> str:
     """Return the name of a file; if another file has it, with a part of its digest before the end."""
-    if not _exists(place, name):
+    if not exists(place, name):
         return name
     stem, dot, end = name.rpartition(".")
     return f"{stem[:_LONGEST]}-{digest[:12]}{dot}{end}"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ....queues.errors import (
     ConfigurationError,
@@ -22,11 +22,13 @@ from ....queues.producer import Producer
 from ....queues.sessions.record import check_session_id
 from ....queues.wording import counted
 from ...workspace.manifest import shown_path
+from ...workspace.shared_workspace import SharedWorkspace
 from ..support.connection import warn_unserved
 from ..support.errors import Failed
 from ..support.options import problem
 from . import messages, tasks
-from .folder import Changed, Folder, Notes, NothingPublished, Rest, TakenFile, folders
+from .folder import Changed, Folder, Notes, NothingPublished, Report, Rest, TakenFile, folders
+from .shared import SharedFolder
 from .tasks import Stopped, TaskIntake
 
 AGENTS: Final = "agents"
@@ -41,21 +43,6 @@ _REJECTS: Final = (Failed, ValueError, SessionError)
 """Errors for which a file is rejected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What became of a file.
-
-    Attributes:
-        data: For programs.
-        message: For people.
-        id: Id of the task; None if there is none.
-    """
-
-    data: dict[str, Any]
-    message: str
-    id: str | None = None
-
-
 @dataclass
 class DropFolder:
     """The drop folder.
@@ -65,6 +52,7 @@ class DropFolder:
         show: Prints a message.
         report: Prints what became of a file.
         stopping: Returns whether the command was asked to stop.
+        workspace: Returns the shared workspace of a name. Raises `ValueError`.
         rest: Files that change.
         waiting: Number of files that wait since the last look, for a reason that a message names.
     """
@@ -74,12 +62,14 @@ class DropFolder:
     show: Callable[[str], None]
     report: Callable[[Report], None]
     stopping: Callable[[], bool]
+    workspace: Callable[[str], SharedWorkspace]
     rest: Rest = field(default_factory=Rest)
     waiting: int = 0
 
     def __post_init__(self) -> None:
         self._notes = Notes(self.show)
         self._tasks = TaskIntake(self.producer, self.stopping)
+        self._workspaces: dict[str, SharedFolder] = {}
         self._served = set[str]()
         """Queues of sessions for which it was checked that a worker serves them."""
 
@@ -89,8 +79,12 @@ class DropFolder:
         self.rest.begin()
         self.waiting = 0
         for name in self._folders("", "DIR/QUEUE/"):
+            if self.stopping():
+                return
             if name == AGENTS:
                 await self._agents()
+            elif name == SHARED:
+                await self._shared()
             else:
                 await self._queue(name)
 
@@ -123,6 +117,19 @@ class DropFolder:
                     continue
                 send = partial(self._send, agent, session_id)
                 await self._files(Folder(self.root, f"{path}/{session_id}"), messages.ENDS, send)
+
+    async def _shared(self) -> None:
+        for name in self._folders(SHARED, f"DIR/{SHARED}/NAME/"):
+            path = f"{SHARED}/{name}"
+            try:
+                if name not in self._workspaces:
+                    files = self.workspace(name)
+                    self._workspaces[name] = SharedFolder(self.root, path, files, self._notes, self.report)
+                self.waiting += await self._workspaces[name].sync(self.rest)
+            except Unavailable:
+                raise
+            except (ValueError, OSError, PerdureError) as error:
+                self._wait(path, f"it is not copied: {_reason(error)}")
 
     async def _files(
         self, folder: Folder, ends: tuple[str, ...], settle: Callable[[TakenFile], Awaitable[Report]]
@@ -227,5 +234,5 @@ class DropFolder:
         )
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

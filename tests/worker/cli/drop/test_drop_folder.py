@@ -20,9 +20,10 @@ from perdure.queues.inspection.views import list_queues
 from perdure.queues.sessions.record import SessionAddress, read_history
 from perdure.queues.transport.gateway import Gateway
 from perdure.queues.transport.scripts import Script
-from perdure.worker.cli.drop.folder import Rest, TakenFile
-from perdure.worker.cli.drop.intake import DropFolder, Report
+from perdure.worker.cli.drop.folder import Report, Rest, TakenFile
+from perdure.worker.cli.drop.intake import DropFolder
 from perdure.worker.cli.drop.tasks import TaskIntake
+from perdure.worker.workspace.shared_workspace import SharedWorkspace
 
 from tests.support.command_line import Running, call
 
@@ -48,6 +49,10 @@ class Killed(BaseException):
     """The process dies here."""
 
 
+def unused(name: str) -> SharedWorkspace:
+    raise AssertionError(name)
+
+
 class Drop:
     """A drop folder, and what was said and reported of its files."""
 
@@ -61,7 +66,7 @@ class Drop:
     def started(self, rest: float = 0) -> DropFolder:
         """Return what a new command has. rest: seconds for which a file must rest."""
         return DropFolder(
-            self.root, self.app.producer, self.notes.append, self.reports.append, lambda: self.stop, Rest(rest)
+            self.root, self.app.producer, self.notes.append, self.reports.append, lambda: self.stop, unused, Rest(rest)
         )
 
     def put(self, path: str, *content: Any) -> Path:
