@@ -37,9 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--previous", default=None, help="commit whose workers take part; '' for none")
     run.add_argument("--faults", type=_faults, default=Options.faults, metavar="A,B", help="inject only these faults")
-    run.add_argument(
-        "--mix", choices=("all", "waits", "streams", "limits"), default=Options.mix, help="only these tasks (all)"
-    )
+    mixes = ("all", "waits", "streams", "limits", "mixed")
+    run.add_argument("--mix", choices=mixes, default=Options.mix, help="only these tasks (all)")
     check = commands.add_parser("check", help="check a kept journal")
     check.add_argument("journal", type=Path)
     return parser

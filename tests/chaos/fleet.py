@@ -208,6 +208,7 @@ class Fleet:
             "PERDURE_REDIS_URL": url,
             "PERDURE_NAMESPACE": NAMESPACE,
             "CHAOS_FOLDER": str(self._options.journal),
+            "CHAOS_MIX": self._options.mix,
         }
 
     async def close(self) -> None:

@@ -334,6 +334,15 @@ class FaultInjector:
         queue = "keyed" if plan.length < 0.6 else "default"
         await self._command("partitions", "queue", "partitions", queue, str(1 + int(plan.draw * 4)))
 
+    async def _plan(self, plan: Plan) -> None:
+        """Run a schedule by hand, or pause one for a while."""
+        if plan.draw < 0.5:
+            await self._command("plan", "schedule", "run", "beats" if plan.length < 0.5 else "nights")
+        elif await self._command("plan", "schedule", "pause", "pulse", "--why", "chaos"):
+            await asyncio.sleep(plan.length * 5)
+            while not await self._command("plan", "schedule", "resume", "pulse"):  # noqa: ASYNC110 - Redis is away
+                await asyncio.sleep(0.5)
+
     async def _command(self, kind: str, *command: str, **more: object) -> bool:
         """Run a command of the command line; return whether it succeeded. The fault lasts as long as the command."""
         async with self._command_line, self._fault(kind, [], command=" ".join(command), **more):

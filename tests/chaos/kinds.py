@@ -13,10 +13,11 @@ PATIENT: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """weight: relative frequency; 0 for children, which only handlers spawn. attempts, crashes: limits of its retry
-    policy. deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: its queue.
+    """weight: relative frequency; 0 for what producers do not enqueue. attempts, crashes: limits of its retry policy.
+    deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: its queue.
     waits: whether it waits, or has children. streams: whether it emits. limits: whether it holds tokens of limits, for
-    a tenant. dropped: whether it is cancelled for want of one. cancelled: part of its tasks that the producer cancels.
+    a tenant. dropped: whether it is cancelled for want of one. planned: whether schedules enqueue it. cancelled: part
+    of its tasks that the producer cancels.
     """
 
     weight: int
@@ -29,6 +30,7 @@ class Kind:
     streams: bool = False
     limits: bool = False
     dropped: bool = False
+    planned: bool = False
     cancelled: float = 0.06
 
 
@@ -86,6 +88,9 @@ KINDS: Final[dict[str, Kind]] = {
     "lone": Kind(4, limits=True, dropped=True),
     "latest": Kind(4, limits=True, dropped=True),
     "houses": Kind(4, limits=True, cancelled=0.15),
+    "beats": Kind(0, planned=True),
+    "pulse": Kind(0, planned=True),
+    "nights": Kind(0, waits=True, streams=True, limits=True, planned=True),
     "lodger": Kind(0, limits=True),
     "leaf": Kind(0, waits=True),
     "curious": Kind(0, waits=True),
@@ -95,7 +100,7 @@ KINDS: Final[dict[str, Kind]] = {
     "mute": Kind(0, succeeds=False, waits=True),
 }
 """Kinds by name. Those that wait, and their children, are in waiting.py and children.py, those that emit in
-streaming.py, those with limits in limits.py."""
+streaming.py, those with limits in limits.py, those of schedules in planned.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,10 @@ BOUNDS: Final[dict[str, Bound]] = {
 def drawn(mix: str) -> list[str]:
     """Return the kinds that producers draw from.
 
-    mix: "all", "waits" for those that wait or have children, "streams" for those that emit, or "limits" for those that
-    hold tokens of limits.
+    mix: "all", "waits" for those that wait or have children, "streams" for those that emit, "limits" for those that
+    hold tokens of limits, or "mixed" for all of the three.
     """
-    return [name for name, kind in KINDS.items() if kind.weight and (mix == "all" or getattr(kind, mix))]
+    if mix == "all":
+        return [name for name, kind in KINDS.items() if kind.weight]
+    wanted = ("waits", "streams", "limits") if mix == "mixed" else (mix,)
+    return [name for name, kind in KINDS.items() if kind.weight and any(getattr(kind, each) for each in wanted)]

@@ -15,6 +15,7 @@ from perdure.queues import QueueError
 
 from .children import Grown, joined
 from .instrumentation import JOURNAL, began, logged, made, options_of, running, stepped, work
+from .planned import register_schedules
 
 __all__ = ["left_over", "register_limits"]
 
@@ -27,7 +28,7 @@ _COST: Final = 60
 
 
 def register_limits(app: App) -> None:
-    """Register the tasks with an app."""
+    """Register the tasks with an app, and those of schedules, which hold tokens as well."""
     pool = app.limit("pool", total=4)
     tenants = app.limit("tenants", total=6, running=2, by="tenant")
     orders = app.limit("orders", running=1, by="tenant", ordered=True)
@@ -210,9 +211,20 @@ def register_limits(app: App) -> None:
         grown = await ctx.gather(lodger, calls, limit=2)
         return [joined(ctx, spot, found) for spot, found in zip(spots, grown, strict=True)]
 
+    register_schedules(app, pool, holding, lodger)
+
+
+_LISTS: Final = frozenset(
+    {*("limited", "turns", "rings", "kept"), *("waiting", "joins", "join", "open", "todo", "outbox")}
+)
+"""Kinds of keys that only tasks have which have not ended."""
+
 
 async def left_over(producer: Producer) -> list[str]:
-    """Return the tokens that have not lapsed, and the waiting lists, of a namespace whose tasks have all ended."""
+    """Return what a namespace has of tasks, though all of them have ended.
+
+    That is tokens that have not lapsed, and lists of what waits: for limits, for answers and for children.
+    """
     found: list[str] = []
     keys = await _keys(producer, f"{{{producer.namespace.name}:*")
     (seconds, micros), seen = await producer.gateway.pipeline([("TIME",), ("GET", producer.namespace.limits.clock)])
@@ -220,7 +232,7 @@ async def left_over(producer: Producer) -> list[str]:
     now = virtual + max(0.0, int(seconds) * 1000 + int(micros) // 1000 - stored)
     for key in keys:
         _, _, name = key.partition("}:")
-        if name.partition(":")[0] in ("limited", "turns", "rings", "kept"):
+        if name.partition(":")[0] in _LISTS:
             found.append(key)
         elif name.startswith("holders:"):
             members = await producer.gateway.command("ZRANGEBYSCORE", key, f"({now:.0f}", "+inf")

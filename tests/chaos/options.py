@@ -31,7 +31,8 @@ class Options:
         previous: Commit whose workers share the queue; None for the default, empty for none.
         faults: The possible faults.
         mix: Tasks that the producers enqueue: "all", "waits" for those that wait or have children, "streams" for
-            those that emit, or "limits" for those that hold tokens of limits.
+            those that emit, "limits" for those that hold tokens of limits, or "mixed" for all of the three. "all" and
+            "mixed" have schedules as well.
     """
 
     journal: Path

@@ -17,6 +17,8 @@ from perdure.queues import list_workers
 from perdure.queues.limits.store import LimitStore
 from perdure.worker.log import configure_logging
 
+from tests.support.key_leaks import leaked_keys
+
 from .clerk import Clerk
 from .final_state import note_finals, settle_down
 from .fleet import Fleet
@@ -25,12 +27,13 @@ from .journal import JournalWriter
 from .limits import left_over
 from .observer import Observer
 from .options import NAMESPACE, Options
+from .planned import end_schedules, note_schedules
 from .proxy import Proxy
 from .schedule import schedule
 from .server import DurableServer
 from .sessions import note_sessions, sessions_settled
 from .ticker import Ticker
-from .versions import NoHistory, former_commit, knows_children, knows_limits, knows_streams, unpack
+from .versions import NoHistory, former_commit, knows_children, knows_limits, knows_schedules, knows_streams, unpack
 
 __all__ = ["play"]
 
@@ -68,6 +71,7 @@ async def play(options: Options) -> None:
             workers=options.workers,
             producers=options.producers,
             processes=options.processes,
+            clock=time.time() * 1000,
         )
         fleet.start()
         await _wait_for_workers(producer, fleet)
@@ -81,11 +85,12 @@ async def play(options: Options) -> None:
         injector = FaultInjector(options, server, ticker, fleet, proxies, journal)
         await injector.run(schedule(options.seed, options.seconds, options.pause, options.workers, options.faults))
         await injector.finish()
+        await end_schedules(producer)
         for one in fleet.producers:
             one.finish()
         quiet = await settle_down(producer, options.patience) and await sessions_settled(producer, options.patience)
         journal.write("quiet" if quiet else "impatient")
-        await _wait_for_tokens(producer, journal)
+        await _wait_for_tokens(producer, server.url, journal)
         fleet.pages.once = True
         fleet.pages.finish()
         await fleet.pages.ended(60.0)
@@ -93,6 +98,7 @@ async def play(options: Options) -> None:
         await _end(observing, clerking)
         await note_finals(producer, options.journal, journal)
         await note_sessions(producer, journal)
+        await note_schedules(producer, journal)
         journal.write("ends")
 
 
@@ -104,11 +110,14 @@ async def _end(*looking: asyncio.Task[None]) -> None:
             raise error
 
 
-async def _wait_for_tokens(producer: Producer, journal: JournalWriter) -> None:
-    """Wait until no token is held: those that a killed process took before it admitted a task lapse."""
+async def _wait_for_tokens(producer: Producer, url: str, journal: JournalWriter) -> None:
+    """Wait until no token is held: those that a killed process took before it admitted a task lapse.
+
+    Nor is there a list of what waits, nor a key without TTL of a task that has ended.
+    """
     begin = time.monotonic()
     store = LimitStore(producer.gateway, producer.namespace)
-    while found := await left_over(producer):
+    while found := [*await left_over(producer), *await asyncio.to_thread(leaked_keys, url, NAMESPACE)]:
         if (seconds := time.monotonic() - begin) > _LAPSED_WITHIN:
             journal.write("left_over", seconds=seconds, found=found[:20])
             return
@@ -132,8 +141,8 @@ def _former(options: Options, stack: AsyncExitStack, journal: JournalWriter) -> 
         commit = options.previous or former_commit()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-former-")))
         former = unpack(commit, folder)
-        if not (knows_children(former) and knows_streams(former) and knows_limits(former)):
-            raise NoHistory(f"commit {commit[:12]} has no waits, children, streams or limits")
+        if not all(knows(former) for knows in (knows_children, knows_streams, knows_limits, knows_schedules)):
+            raise NoHistory(f"commit {commit[:12]} has no waits, children, streams, limits or schedules")
         journal.write("versions", former=commit)
         return former
     except NoHistory as problem:

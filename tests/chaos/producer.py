@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from perdure import App, Producer, State, TaskCancelled, TaskFailed, TaskHandle, Unavailable
 from perdure.queues import CatalogError, QueueError
+from perdure.queues.lanes import Priority
 
 from .instrumentation import JOURNAL
 from .kinds import KINDS, drawn
@@ -70,13 +71,15 @@ class TaskSource:
             args["goal"] = "take all parts"
         if KINDS[kind].limits:
             args["tenant"] = f"{self._name}-{self._dice.randrange(3)}"
+        plain = not KINDS[kind].limits and kind != "keyed"
+        priority: Priority | None = self._dice.choice(("high", "low")) if plain and self._dice.random() < 0.25 else None
         if kind == "keyed":
             await self._one(kind, args, key=f"{self._name}-{self._dice.randrange(3)}")
         elif draw < 0.06:
             await self._many(kind, args)
         else:
             delay = round(self._dice.uniform(0.1, 3.0), 3) if draw < 0.2 else 0.0
-            handle = await self._one(kind, args, delay=delay)
+            handle = await self._one(kind, args, delay=delay, priority=priority)
             if handle is not None and kind == "agent":
                 self._start(self._talk(handle, self._dice.randint(0, 3), args["pause"]))
             if handle is not None and KINDS[kind].waits:
@@ -85,7 +88,13 @@ class TaskSource:
                 self._start(self._cancel(handle, self._dice.uniform(0.0, 1.5)))
 
     async def _one(
-        self, kind: str, args: dict[str, Any], *, delay: float = 0.0, key: str | None = None
+        self,
+        kind: str,
+        args: dict[str, Any],
+        *,
+        delay: float = 0.0,
+        key: str | None = None,
+        priority: Priority | None = None,
     ) -> TaskHandle[Any] | None:
         """Enqueue under one id until the task is stored, as a caller does that must not lose it."""
         self._number += 1
@@ -94,7 +103,7 @@ class TaskSource:
         while True:
             try:
                 handle = await self._producer.enqueue(
-                    kind, args, queue=_queue(kind), delay=delay, key=key, task_id=task_id
+                    kind, args, queue=_queue(kind), delay=delay, key=key, task_id=task_id, priority=priority
                 )
             except (Unavailable, CatalogError) as error:  # or no worker has published its tasks yet
                 JOURNAL.write("unacknowledged", task=task_id, error=str(error)[:200])

@@ -43,6 +43,7 @@ WEIGHTS: Final[dict[str, int]] = {
     "replay_fresh": 1,
     "partitions": 1,
     "kill_producer": 2,
+    "plan": 2,
 }
 """Relative frequency of each fault."""
 

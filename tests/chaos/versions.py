@@ -15,6 +15,7 @@ __all__ = [
     "former_commit",
     "knows_children",
     "knows_limits",
+    "knows_schedules",
     "knows_streams",
     "knows_supervisors",
     "unpack",
@@ -73,6 +74,11 @@ def knows_streams(folder: Path) -> bool:
 def knows_limits(folder: Path) -> bool:
     """Return whether the version unpacked there has `app.limit`."""
     return (folder / "perdure" / "queues" / "limits").is_dir()
+
+
+def knows_schedules(folder: Path) -> bool:
+    """Return whether the version unpacked there has `app.schedule`."""
+    return (folder / "perdure" / "queues" / "schedules").is_dir()
 
 
 def _git(*command: str) -> bytes:

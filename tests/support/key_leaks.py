@@ -32,6 +32,13 @@ def check_for_leaks(url: str, namespace: str) -> None:
     assert not leaked, f"keys left behind that never expire: {leaked}"
 
 
+def leaked_keys(url: str, namespace: str) -> list[str]:
+    """Return the keys of a namespace that have no TTL and no live task."""
+    with redis.Redis.from_url(url, protocol=2, single_connection_client=True) as client:
+        client.response_callbacks.clear()
+        return _leaks(client, _keys(client, namespace))
+
+
 def _keys(client: redis.Redis, namespace: str) -> list[bytes]:
     found: list[bytes] = []
     for pattern in (f"{{{namespace}:*", f"{{{namespace}}}:*"):

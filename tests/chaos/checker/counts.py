@@ -12,6 +12,7 @@ from ..journal import SECOND
 from .faults import DEADLY, SYMPTOMS
 from .history import History, Run
 from .rules.repeats import reason_of_repeat, repeats
+from .rules.schedules import fired
 
 __all__ = ["counted"]
 
@@ -23,6 +24,7 @@ def counted(history: History) -> Iterator[str]:
     yield from _tasks(history)
     yield from _steps(history)
     yield from _waits(history)
+    yield from _schedules(history)
     yield from _faults(history)
     yield from _repeats(history)
     yield from _recoveries(history)
@@ -67,6 +69,11 @@ def _waits(history: History) -> Iterator[str]:
     items = sum(len(line["entries"]) for task in tasks for line in task.streams)
     yield f"streams: {items} items stored; pages: {shown['followed']} followed, {shown['loaded again']} loaded again"
     yield f"children: {children} have run, for {len(spots)} spots; {len(joined)} results joined"
+
+
+def _schedules(history: History) -> Iterator[str]:
+    found = Counter(name for name, _ in fired(history))
+    yield f"schedules: {', '.join(f'{count} {name}' for name, count in found.items()) or 'none'}"
 
 
 def _faults(history: History) -> Iterator[str]:

@@ -19,6 +19,7 @@ from .processes import check_processes
 from .recorded import check_recorded
 from .repeats import check_charges, check_repeats
 from .saved import check_saved
+from .schedules import check_schedules
 from .sessions import check_sessions
 from .settings import check_settings
 from .states import check_states
@@ -47,5 +48,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_children,
     check_streams,
     check_limits,
+    check_schedules,
 )
 """All rules, in the order of the report."""

@@ -36,6 +36,7 @@ _PROMPT: Final = frozenset(
         "exit",
         "poison",
         "settings",
+        "plan",
     }
 )
 """Faults that delay nothing: what they hit does nothing more, or is not concerned."""
