@@ -732,17 +732,17 @@ class Replacement(NamedTuple):
 class TaskScope(NamedTuple):
     """What a job cancels: compared with the task at the moment of the act.
 
-    states: any of them; empty for all. until: latest time of enqueueing in milliseconds. unstarted: whether a task that
-    a worker has started is left alone.
+    states: any of them; empty for all. until: latest time of enqueueing in milliseconds, None for any. unstarted:
+    whether a task that a worker has started is left alone.
     """
 
     states: frozenset[State]
-    until: int
+    until: int | None = None
     unstarted: bool = False
 
     def fields(self) -> list[bytes]:
         """Return the arguments of the script."""
-        return [",".join(sorted(self.states)).encode(), b"%d" % self.until]
+        return [",".join(sorted(self.states)).encode(), b"" if self.until is None else b"%d" % self.until]
 
 
 async def cancel_within(

@@ -108,12 +108,18 @@ class JobCounts:
     failed: int = 0
     errors: tuple[JobFailure, ...] = ()
 
-    def plus(self, *, read: int = 0, done: int = 0, skipped: int = 0, failures: Sequence[JobFailure] = ()) -> JobCounts:
+    def plus(
+        self,
+        *,
+        read: int = 0,
+        done: int = 0,
+        skipped: int = 0,
+        failed: int = 0,
+        failures: Sequence[JobFailure] = (),
+    ) -> JobCounts:
         """Return these counts and more."""
         errors = (*self.errors, *(one._replace(reason=one.reason[:_REASON]) for one in failures))[:MAX_ERRORS]
-        return JobCounts(
-            self.read + read, self.done + done, self.skipped + skipped, self.failed + len(failures), errors
-        )
+        return JobCounts(self.read + read, self.done + done, self.skipped + skipped, self.failed + failed, errors)
 
     def change(self) -> dict[str, str | int | bytes]:
         """Return the fields of the hash."""

@@ -106,13 +106,15 @@ def _whole(reported: object, name: str) -> int | None:
 class Announced(NamedTuple):
     """Reply to a registration. started: start time of the worker in milliseconds of Redis' clock.
 
-    schedules: whether the namespace has any. pauses: the stored ones, see pauses.py.
+    schedules, jobs: whether the namespace has any; jobs that have ended count too. pauses: the stored ones, see
+    pauses.py.
     """
 
     started: int
     config: SharedConfig
     schedules: bool
     pauses: Mapping[bytes, bytes]
+    jobs: bool
 
 
 async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> Announced:
@@ -121,9 +123,11 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
     args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
     for name, (write, _) in _FIELDS.items():
         args += (name, write(getattr(info, name)))
-    keys = [namespace.worker(info.id), namespace.workers, namespace.config, namespace.schedules, namespace.pauses]
-    started, now, stored, schedules, pauses = await gateway.run(_REGISTER, keys, args)
-    return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)), bool(schedules), pairs(pauses))
+    keys = [namespace.worker(info.id), namespace.workers, namespace.config]
+    keys += [namespace.schedules, namespace.pauses, namespace.jobs]
+    started, now, stored, schedules, pauses, jobs = await gateway.run(_REGISTER, keys, args)
+    config = SharedConfig.decode(pairs(stored), int(now))
+    return Announced(int(started), config, bool(schedules), pairs(pauses), bool(jobs))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:

@@ -1,9 +1,9 @@
 -- Register a worker.
--- KEYS  its hash, index of workers, stored settings, schedules, pauses
+-- KEYS  its hash, index of workers, stored settings, schedules, pauses, jobs
 -- ARGV  worker, milliseconds of silence after which it is removed, its start time or 0 for now, milliseconds since its
 --       last progress or -1, then field and value of all else
 -- returns  {its start time, milliseconds of Redis' clock, fields and values of the stored settings, whether there are
---          schedules: 1 or 0, fields and values of the pauses}
+--          schedules: 1 or 0, fields and values of the pauses, whether there are jobs, ended ones too}
 -- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. A registration that arrives
 -- after the worker has left, which its hash says, changes nothing. The first write needs no memory, so that a full
 -- server accepts the rest (see fence.lua). A member in the future is not a worker, or the clock was set back: that
@@ -15,7 +15,8 @@ if started == 0 then
   started = now
 end
 if redis.call('HEXISTS', KEYS[1], 'left') == 1 then
-  return {started, now, redis.call('HGETALL', KEYS[3]), redis.call('EXISTS', KEYS[4]), redis.call('HGETALL', KEYS[5])}
+  return {started, now, redis.call('HGETALL', KEYS[3]), redis.call('EXISTS', KEYS[4]), redis.call('HGETALL', KEYS[5]),
+    redis.call('EXISTS', KEYS[6])}
 end
 local old = redis.call('HKEYS', KEYS[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -36,4 +37,5 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[2]))
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. now, '+inf')
-return {started, now, redis.call('HGETALL', KEYS[3]), redis.call('EXISTS', KEYS[4]), redis.call('HGETALL', KEYS[5])}
+return {started, now, redis.call('HGETALL', KEYS[3]), redis.call('EXISTS', KEYS[4]), redis.call('HGETALL', KEYS[5]),
+  redis.call('EXISTS', KEYS[6])}

@@ -317,7 +317,8 @@ async def join_alone(gateway: Gateway, namespace: Namespace, partition: Partitio
 
 
 async def register_again(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
-    keys = [namespace.worker("w"), namespace.workers, namespace.config, namespace.schedules, namespace.pauses]
+    keys = [namespace.worker("w"), namespace.workers, namespace.config]
+    keys += [namespace.schedules, namespace.pauses, namespace.jobs]
     await gateway.run(queue_script("register_worker"), keys, ["w", 60_000, 0, -1, "host", "h"])
     assert await gateway.command("HGET", namespace.worker("w"), "old") is None
 

@@ -5,9 +5,10 @@
     enqueue.py              enqueue: one task, or a file of tasks
     drop/                   drop: a folder whose files become tasks and messages
     task/                   perdure task
-    queue.py                queue list, junk, metrics, partitions; task catalog
+    queue.py                queue list, junk, metrics, partitions, purge; task catalog
     queue_pause.py          queue pause, resume
     limit.py                limit list, show, set, hold, release
+    job.py                  job list, show, watch, run, abort, remove
     schedule.py             schedule list, add, edit, remove, pause, resume, run, backfill
     queue_metrics.py        the Prometheus metrics
     top.py                  top: queues, workers and running tasks on a live screen
@@ -51,8 +52,9 @@ COMMANDS = (
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("drop", ".drop.command:drop", "Make tasks of the files that programs put into a folder."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
-    LazyCommand("queue", ".queue:app", "List and pause queues, list junk, export metrics, set partitions."),
+    LazyCommand("queue", ".queue:app", "List, pause and purge queues, list junk, export metrics, set partitions."),
     LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),
+    LazyCommand("job", ".job:app", "List, watch, continue and abort jobs over many tasks."),
     LazyCommand("schedule", ".schedule:app", "List, add, change, pause and fire schedules."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
     LazyCommand("dlq", ".dlq:app", "List, group, show, replay, purge and export dead letters."),

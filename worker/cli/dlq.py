@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
+from pydantic_core import from_json
 
 from ...deadletter.groups import LetterGroup, group_letters
 from ...deadletter.letters import DAMAGED, FINGERPRINT, DeadLetter, Filter, count_letters, find_letter, list_letters
@@ -19,14 +20,17 @@ from ...queues.delivery.checkpoint import recorded_steps
 from ...queues.doubts import Doubt, read_doubts
 from ...queues.errors import DecryptionError, QueueError, Unavailable
 from ...queues.explanation.sentences import remedy_for
+from ...queues.jobs import Act, JobPlan
 from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.transport.large_results import scan_fields
 from ...queues.waits import RECORDS
 from ...queues.wording import short
+from ..defined_secrets import mask_defined
 from ..durable.journal.step_record import StepRecord
-from .support.connection import connected, known_partitions, mask_defined, redis_now, where
+from .support.connection import connected, known_partitions, redis_now, where
 from .support.errors import Failed, Misuse, misuse_of
+from .support.jobs import JobOptions, public_conditions, run_as_job
 from .support.options import (
     AppOption,
     Assured,
@@ -36,6 +40,7 @@ from .support.options import (
     TaskId,
     TaskIds,
     TaskNameOption,
+    Where,
     confirm_deletion,
     open_output,
     parser,
@@ -101,6 +106,7 @@ class LetterOptions(OptionGroup):
     ] = None
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Only those with this ordering key.")] = None
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only those with this tag. Repeatable.")] = None
+    where: Where = None
 
     async def filter(self, producer: Producer) -> Filter:
         """Return the filter, which the queue is no part of."""
@@ -116,6 +122,7 @@ class LetterOptions(OptionGroup):
             app=self.app,
             search=self.search,
             group=self.group,
+            where=await public_conditions(producer, self.where, self.task),
         )
 
 
@@ -311,28 +318,16 @@ async def _recorded(producer: Producer, letter: DeadLetter) -> tuple[list[str], 
 
 All = Annotated[bool, typer.Option("--all", help="Select all dead letters that match the other options.")]
 
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:/\s*s)?")
-
-
-@parser
-def read_rate(text: str) -> float:
-    found = _RATE.fullmatch(str(text).strip())
-    if not found or not float(found[1]):
-        raise ValueError(f"must be a number per second, such as 5 or 5/s; got {text!r}")
-    return float(found[1])
-
 
 @app.command()
 @connected
 async def replay(
     producer: Producer,
     wanted: LetterOptions,
+    options: JobOptions,
     ids: TaskIds = None,
     *,
     every: All = False,
-    rate: Annotated[
-        float | None, typer.Option(metavar="N/s", parser=read_rate, help="Replay at most N per second.")
-    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard the checkpoint: start again with the first step.")
     ] = False,
@@ -340,7 +335,8 @@ async def replay(
         bool, typer.Option("--rerun-failed", help="Call the steps again that failed or were cut off.")
     ] = False,
     edit_args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Replace the arguments by this JSON object.")
+        str | None,
+        typer.Option(metavar="JSON", help="Set these arguments, a JSON object, and keep the others; null removes one."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be replayed, and change nothing.")
@@ -354,13 +350,36 @@ async def replay(
     with --rerun-failed. With --edit-args, the recorded answers of persons are
     printed as warnings.
 
+    --all makes a job of the letters that died before now. Ctrl-C leaves it
+    to a worker: see 'perdure job'.
+
     Example: perdure dlq replay --all --reason timeout --rate 5/s
     """
-    how = Replay(fresh=fresh, rerun_failed=rerun_failed, args=_new_arguments(producer, edit_args), rate=rate)
+    edit = _new_arguments(producer, edit_args)
+    how = Replay(
+        fresh=fresh,
+        rerun_failed=rerun_failed,
+        args=edit,
+        merge=True,
+        merged_limit=producer.payload_limit,
+        rate=options.rate,
+    )
+    _check_job(options, ids, dry_run=dry_run)
     selected = await select(producer, wanted, ids or (), every)
+    warns = edit is not None and not fresh
+    if every and not dry_run and selected.count != 0:
+
+        async def warn(letter: DeadLetter) -> None:
+            async for _ in warn_of_answers(producer, _each([letter])):
+                pass
+
+        given = {"fresh": fresh, "rerun_failed": rerun_failed} | ({} if edit is None else {"edit": from_json(edit)})
+        async for output in _as_job(producer, "dlq-replay", wanted, given, options, before=warn if warns else None):
+            yield output
+        return
     damaged: list[str] = []
     letters = _undamaged(selected.letters, damaged)
-    if edit_args is not None and not fresh:
+    if warns:
         letters = warn_of_answers(producer, letters)
     if dry_run:
         reasons: Counter[str] = Counter()
@@ -387,6 +406,31 @@ async def _undamaged(letters: AsyncIterable[DeadLetter], damaged: list[str]) -> 
             yield letter
 
 
+def _check_job(options: JobOptions, ids: Sequence[str] | None, *, dry_run: bool = False) -> None:
+    """Raise `Misuse` if options of a job are given for letters that are named."""
+    if (ids or dry_run) and options != JobOptions(options.rate):
+        raise Misuse("--detach, --job, --by and --why are for a job: give them with --all, and without --dry-run")
+
+
+async def _as_job(
+    producer: Producer,
+    act: Act,
+    wanted: LetterOptions,
+    given: Mapping[str, Any],
+    options: JobOptions,
+    *,
+    before: Callable[[Any], Awaitable[None]] | None = None,
+) -> AsyncIterator[Output]:
+    """Act on all letters that match, as a job. given: options of the act."""
+    matching = await wanted.filter(producer)
+
+    def plan(now: int) -> JobPlan:
+        return JobPlan(wanted.queue, matching.at_most(now).form(), given)
+
+    async for output in run_as_job(producer, act, plan, options, before=before):
+        yield output
+
+
 def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
     if text is None:
         return None
@@ -407,6 +451,7 @@ def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
 async def purge(
     producer: Producer,
     wanted: LetterOptions,
+    options: JobOptions,
     ids: TaskIds = None,
     *,
     every: All = False,
@@ -415,14 +460,20 @@ async def purge(
     """Delete dead letters with their records and checkpoints, and print the ids.
 
     Use it for tasks that you will not replay; 'perdure dlq export' saves
-    them first. --all asks for confirmation.
+    them first. --all asks for confirmation, and makes a job of the letters
+    that died before now: see 'perdure job'.
 
     Example: perdure dlq purge --all --reason unreadable
     """
+    _check_job(options, ids)
     selected = await select(producer, wanted, ids or (), every)
     if every and not yes:
         what = "all that match" if selected.count is None else f"all {selected.count}"
         confirm_deletion(f"{what} dead letters with their checkpoints", "--all deletes dead letters permanently")
+    if every and selected.count != 0:
+        async for output in _as_job(producer, "dlq-purge", wanted, {}, options):
+            yield output
+        return
     changes = purge_all(producer.gateway, selected.letters)
     async for output in _changed(changes, "purging", "purged", selected.count):
         yield output

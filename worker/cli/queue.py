@@ -1,4 +1,4 @@
-"""`perdure queue`: list queues and junk, export metrics, set the number of partitions. `perdure task catalog`.
+"""`perdure queue`: list and purge queues, list junk, export metrics, set partitions. `perdure task catalog`.
 
 The commands that pause and resume are in queue_pause.py.
 """
@@ -30,7 +30,8 @@ from . import queue_pause
 from .lazy import load
 from .support.connection import connected, known_partitions, where
 from .support.errors import Failed, Misuse
-from .support.options import read_queue
+from .support.jobs import JobOptions, TaskFilterOptions, cancel_many, preview_tasks
+from .support.options import Assured, TaskNameOption, Until, Where, read_queue
 from .support.output import Column, StderrText, Styled, Time, note, print_text, table
 from .support.runner import Listing, LiveListing, Output
 
@@ -45,7 +46,7 @@ _MAX_JUNK: Final = 10_000
 
 @app.callback()
 def queue() -> None:
-    """List, pause and resume queues, list junk, export metrics, and set partitions."""
+    """List, pause, resume and purge queues, list junk, export metrics, and set partitions."""
 
 
 @app.command("list")
@@ -276,6 +277,41 @@ _JUNK_COLUMNS: Final[Sequence[Column[JunkItem]]] = (
     Column("bytes", lambda item: item.size, right=True),
     Column("reason", lambda item: item.reason, least=12),
 )
+
+
+@app.command()
+@connected
+async def purge(
+    producer: Producer,
+    queue_name: Annotated[str, typer.Argument(metavar="QUEUE", parser=read_queue, help="Name of the queue.")],
+    options: JobOptions,
+    *,
+    task: TaskNameOption = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only tasks with this tag. Repeatable.")] = None,
+    where: Where = None,
+    until: Until = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many tasks would be cancelled, and change nothing.")
+    ] = False,
+    yes: Assured = False,
+) -> AsyncIterator[Output]:
+    """Cancel the tasks of a queue that have not started, and print their ids.
+
+    Queued, scheduled and limited tasks are cancelled, if no worker has ever
+    started them. Running and waiting tasks go on, and so do those that wait
+    for their next attempt: 'perdure task cancel --all --queue QUEUE' cancels
+    these too. Only tasks that were enqueued before now are meant. The purge
+    is a job: see 'perdure job'.
+
+    Example: perdure queue purge audit --task report --where tenant=acme --yes
+    """
+    chosen = TaskFilterOptions(queue_name, task=task, tag=tag, where=where, until=until)
+    wanted = await chosen.filter(producer)
+    if dry_run:
+        yield await preview_tasks(producer, queue_name, wanted, unstarted=True)
+        return
+    async for output in cancel_many(producer, "purge", queue_name, wanted, options, yes=yes):
+        yield output
 
 
 def _indexes(route: Route) -> str:

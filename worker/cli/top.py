@@ -12,8 +12,9 @@ from ...queues.presence import WorkerInfo
 from ...queues.producer import Producer
 from ...queues.records import Record
 from ...queues.wording import counted, iso_time
+from ..defined_secrets import mask_defined
 from .queue import QUEUE_COLUMNS
-from .support.connection import connected, mask_defined, redis_now
+from .support.connection import connected, redis_now
 from .support.output import Column, Styled, Table, Time
 from .support.runner import Screen
 from .worker import WORKER_COLUMNS

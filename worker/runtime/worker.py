@@ -214,9 +214,10 @@ class Worker:
             app.schedules.values(),
             self._wake_scheduler,
             self._apply_pauses,
+            self._wake_jobs,
         )
         self._pauses: WorkerPauses | None = None
-        self._schedules = anyio.Event()
+        self._schedules, self._jobs = anyio.Event(), anyio.Event()
         self._stop, self._stop_now = anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
 
@@ -394,6 +395,7 @@ class Worker:
                     background.start_soon(keep_running, one.run)
                 background.start_soon(keep_running, self._notices.sweep_all)
                 background.start_soon(keep_running, self._fire_schedules)
+                background.start_soon(keep_running, self._run_jobs)
             try:
                 if burst:
                     await Burst(
@@ -439,6 +441,18 @@ class Worker:
             from .maintenance.scheduler import Scheduler
 
             await Scheduler(self.app.producer, self.id, lambda: self._shared.result_ttl).run()
+
+    def _wake_jobs(self) -> None:
+        self._jobs.set()
+
+    async def _run_jobs(self) -> None:
+        """Run jobs that nobody runs; without open ones, wait for a registration that finds some."""
+        while True:
+            await self._jobs.wait()
+            self._jobs = anyio.Event()
+            from .maintenance.job_duty import JobDuty
+
+            await JobDuty(self.app.producer, self.id).run()
 
     def _add_lane(self, queue: str, lane: Lane) -> None:
         """Add a lane to the route of a queue for a producer that may not, and read it."""

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec
 from uuid import UUID
 
 import typer
 
-from ....deadletter.letters import DeadLetter
 from ....queues.catalog import Catalog
 from ....queues.defaults import unknown_variables
-from ....queues.errors import PerdureError, Refused, TaskNotFound
+from ....queues.errors import Refused, TaskNotFound
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import find_tasks, queue_partitions
 from ....queues.keys import Partition
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
-from ....queues.records import Record
-from ....queues.security.secret_arguments import SecretPaths, schema_secrets
 from ....queues.security.urls import has_credentials
 from ...on_demand import keep_large_values
 from ...settings import load_settings
@@ -30,7 +27,6 @@ from .output import note, timestamp
 from .runner import OptionGroup, Resource, command
 
 P = ParamSpec("P")
-Shown = TypeVar("Shown", Record, DeadLetter)
 
 _PANEL = "Connection"
 
@@ -207,23 +203,3 @@ async def warn_unserved(
                 f"no live worker{of} of queue {queue!r} has a task {name!r}: the task waits for one, and becomes a "
                 f"dead letter if none comes; the workers there have: {', '.join(sorted(known or ())) or 'none'}"
             )
-
-
-async def mask_defined(producer: Producer) -> Callable[[Shown], Shown]:
-    """Return a function that masks what the definitions of tasks mark, whatever the marks of a stored task say.
-
-    A producer without the types of the task sets no marks, and without encryption a client can remove them.
-    """
-    known: dict[str, SecretPaths] = {}
-    try:
-        for task in (await producer.catalog()).all_versions:
-            if found := schema_secrets(task.arguments):
-                known[task.name] = tuple(dict.fromkeys([*known.get(task.name, ()), *found]))
-    except PerdureError:  # a user that may not read the catalog, or damage there, hides no list
-        pass
-
-    def masked(shown: Shown) -> Shown:
-        paths = known.get(shown.task or "")
-        return replace(shown, masked=paths) if paths else shown
-
-    return masked

@@ -20,6 +20,7 @@ import typer
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from ....queues.argument_conditions import ArgumentCondition
 from ....queues.durations import parse_duration
 from ....queues.errors import PayloadTooLarge
 from ....queues.keys import check_name
@@ -185,11 +186,47 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
+@parser
+def read_condition(text: str | ArgumentCondition) -> ArgumentCondition:
+    """Parse a condition on an argument."""
+    return text if isinstance(text, ArgumentCondition) else ArgumentCondition.parse(text)
+
+
+Where = Annotated[
+    list[ArgumentCondition] | None,
+    typer.Option(
+        "--where",
+        metavar="NAME=VALUE",
+        parser=read_condition,
+        help="Only tasks with this argument, such as tenant=acme or options.depth=3. Repeatable.",
+    ),
+]
+
+_RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:/\s*s)?")
+
+
+@parser
+def read_rate(text: str | float) -> float:
+    """Parse a rate per second."""
+    found = _RATE.fullmatch(str(text).strip())
+    if not found or not float(found[1]):
+        raise ValueError(f"must be a number per second, such as 5 or 5/s; got {text!r}")
+    return float(found[1])
+
+
+RateOption = Annotated[
+    float | None, typer.Option("--rate", metavar="N/s", parser=read_rate, help="At most N per second.")
+]
+
 TaskId = Annotated[str, typer.Argument(metavar="ID", parser=read_task_id, help="Id of the task.")]
 
 InQueue = Annotated[
     str | None,
     typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Queue of the task, if several have the id."),
+]
+
+OneTaskId = Annotated[
+    str | None, typer.Argument(metavar="[ID]", parser=read_task_id, help="Id of the task.", show_default=False)
 ]
 
 TaskIds = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", parser=read_task_id, help="Ids of the tasks.")]
@@ -248,10 +285,16 @@ def is_terminal() -> bool:
 
 
 def confirm_deletion(what: str, warning: str) -> None:
-    """Ask before something is deleted.
+    """Ask before something is deleted. warning: see `confirm_act`."""
+    confirm_act(f"Permanently delete {what}?", warning, "nothing was deleted")
+
+
+def confirm_act(question: str, warning: str, refused: str) -> None:
+    """Ask before an act that cannot be taken back.
 
     Args:
         warning: Action of the command, for the error.
+        refused: What the answer "no" means.
 
     Raises:
         Misuse: Stdin is no terminal.
@@ -259,8 +302,8 @@ def confirm_deletion(what: str, warning: str) -> None:
     """
     if not is_terminal():
         raise Misuse(f"{warning}: add --yes, because stdin is no terminal")
-    if not confirm(f"Permanently delete {what}?"):
-        raise Failed("nothing was deleted")
+    if not confirm(question):
+        raise Failed(refused)
 
 
 MAX_LINE: Final = 1 << 28

@@ -388,7 +388,7 @@ class Bar:
     there is no bar, because the printed ids show the progress.
 
     Args:
-        total: None if unknown.
+        total: None if unknown; the attribute may be set until the bar appears.
     """
 
     shown_after: ClassVar[float] = 1.0
@@ -397,7 +397,7 @@ class Bar:
     def __init__(self, what: str, total: int | None = None) -> None:
         self.done = 0
         self._what = what
-        self._total = total
+        self.total = total
         self._started = time.monotonic()
         self._console = _console_type()(stderr=True)
         self._wanted = self._console.is_terminal and not sys.stdout.isatty()
@@ -424,6 +424,6 @@ class Bar:
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         progress = Progress(*columns, console=self._console, transient=True, redirect_stdout=False)
-        progress.add_task(self._what, total=self._total, completed=self.done)
+        progress.add_task(self._what, total=self.total, completed=self.done)
         progress.start()
         return progress

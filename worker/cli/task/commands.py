@@ -24,7 +24,7 @@ _COMMANDS = {
     "why": (".task.show:why", "Explain why a task is in its state, and what happens next."),
     "result": (".task.outcome:result", "Wait for a task, and print its result as JSON."),
     "watch": (".task.outcome:watch", "Print the events of a task as they happen, until it ends."),
-    "cancel": (".task.outcome:cancel", "Cancel a task, and print its id."),
+    "cancel": (".task.outcome:cancel", "Cancel a task, or all that match, and print the ids."),
     "send": (".task.inbox:send", "Send a message to a task, and print the id of the task that received it."),
     "inbox": (".task.inbox:inbox", "Print the messages that a task has not read yet, the oldest first."),
     "answer": (

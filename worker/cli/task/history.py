@@ -24,13 +24,14 @@ from ...agents.journal.forks import BadEdit, Point
 from ...agents.journal.forks import fork as fork_task
 from ...agents.journal.history import PastState, check_state, state_at
 from ...agents.journal.json_patch import diff
+from ...defined_secrets import mask_defined
 from ...durable.journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
 from ...durable.journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
 from ...durable.journal.step_record import VERSION
 from ...durable.journal.tool_notes import call_text
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ..support.connection import TaskOptions, connected, mask_defined
+from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import AppOption, read_object, read_task_id
 from ..support.output import Column, StderrText, note, timestamp

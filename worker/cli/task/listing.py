@@ -10,12 +10,13 @@ import typer
 
 from ....queues.inspection.timeline import TaskPage, page_tasks
 from ....queues.producer import Producer
-from ....queues.records import Record, State
+from ....queues.records import Record
 from ....queues.runtime import RUNTIME
 from ....queues.task_filter import TaskFilter
-from ..support.connection import connected, known_partitions, mask_defined, redis_now, where
+from ...defined_secrets import mask_defined
+from ..support.connection import connected, where
 from ..support.errors import misuse_of
-from ..support.options import AppOption, QueueOption, Since, TaskNameOption, Until
+from ..support.jobs import TaskFilterOptions
 from ..support.output import Column, Time, note, state_text
 from ..support.runner import LiveListing, Watch
 
@@ -29,18 +30,8 @@ _PATIENCE: Final = 2.0
 @connected
 async def list_(
     producer: Producer,
+    chosen: TaskFilterOptions,
     *,
-    queue: QueueOption = None,
-    state: Annotated[list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.")] = None,
-    task_name: TaskNameOption = None,
-    app: AppOption = None,
-    since: Since = None,
-    until: Until = None,
-    error: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only tasks with this text in their reason or last error.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only tasks with this ordering key.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only tasks with this tag. Repeatable.")] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N tasks.")] = 100,
     cursor: Annotated[
         str | None, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
@@ -54,28 +45,18 @@ async def list_(
 
     Example: perdure task list --state dead --since 2h --error timeout
     """
-    await known_partitions(producer, queue)
-    now = await redis_now(producer)
-    wanted = TaskFilter(
-        frozenset(state or ()),
-        task_name,
-        None if since is None else since.at(now),
-        None if until is None else until.at(now),
-        error,
-        key,
-        tag or (),
-        app,
-    )
+    wanted, queue = await chosen.filter(producer), chosen.queue
     with misuse_of("--cursor"):
         page = await _first_page(producer, wanted, queue, limit, cursor, _quiet if watch else note)
     masked = await mask_defined(producer)
+    unreadable = (f"task {record.id} is left out: {problem}" for record, problem in page.unreadable)
     missed = "" if page.tasks else f"no matching tasks among the first {page.read:,}; "
     more = None if page.cursor is None else f"{missed}there may be more tasks: continue with --cursor {page.cursor}"
     return LiveListing(
         TASK_COLUMNS,
         [masked(record) for record in page.tasks],
         empty=f"no matching tasks {where(producer)}" if more is None else None,
-        notes=[more],
+        notes=[*unreadable, more],
     )
 
 

@@ -14,10 +14,12 @@ from ....queues.handle import TaskHandle
 from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.wording import counted
+from ...job_runner import LIVE
 from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse
 from ..support.events_text import describe_event, progress_text
-from ..support.options import in_duration
+from ..support.jobs import JobOptions, TaskFilterOptions, cancel_many, preview_tasks
+from ..support.options import Assured, OneTaskId, in_duration
 from ..support.output import AsJson, Styled, encode, state_text, stdout, timestamp
 from ..support.runner import Output, line
 from ..support.terminal import clean, clean_json
@@ -195,16 +197,49 @@ async def watch(
 
 
 @connected
-async def cancel(producer: Producer, task: TaskOptions) -> Output:
-    """Cancel a task, and print its id.
+async def cancel(
+    producer: Producer,
+    task_id: OneTaskId = None,
+    *,
+    wanted: TaskFilterOptions,
+    options: JobOptions,
+    every: Annotated[bool, typer.Option("--all", help="Cancel all tasks that match the other options.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many tasks would be cancelled, and change nothing.")
+    ] = False,
+    yes: Assured = False,
+) -> AsyncIterator[Output]:
+    """Cancel a task, or all tasks that match, and print the ids.
 
     A running task gets the request within milliseconds. Its handler is
     cancelled and may clean up for 4 s. Any other task is cancelled at once,
     or by a worker of its queue if this user may only request that.
 
+    --all makes a job of the tasks that were enqueued before now. It asks for
+    confirmation. Ctrl-C leaves the job to a worker: see 'perdure job'.
+
     Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+
+    Example: perdure task cancel --all --task report --where tenant=acme --state queued --until 1h
     """
-    handle = await task.find(producer)
+    if (task_id is None) is not every:
+        raise Misuse("give either an ID, or --all, which options such as --queue, --task and --state can limit")
+    if task_id is not None:
+        if wanted != TaskFilterOptions(wanted.queue) or options != JobOptions() or dry_run:
+            raise Misuse("an ID takes no option but --queue: leave the others out, or give --all in its place")
+        yield await _cancel_one(await TaskOptions(task_id, wanted.queue).find(producer))
+        return
+    chosen = await wanted.filter(producer)
+    if ended := sorted(state for state in chosen.states if state.terminal):
+        raise Misuse(f"--state: a task that is {ended[0]} has ended; give one of {', '.join(sorted(LIVE))}")
+    if dry_run:
+        yield await preview_tasks(producer, wanted.queue, chosen, unstarted=False)
+        return
+    async for output in cancel_many(producer, "cancel", wanted.queue, chosen, options, yes=yes):
+        yield output
+
+
+async def _cancel_one(handle: TaskHandle[Any]) -> Output:
     state = await handle.cancel()
     data = {"id": handle.id, "state": state}
     if state.terminal and state is not State.CANCELLED:

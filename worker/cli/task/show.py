@@ -20,12 +20,13 @@ from ....queues.wording import duration, waited_for
 from ...agents.coherence.findings import StoredFinding, stored_findings
 from ...agents.journal.draft import failed_steps, open_promises_in
 from ...artifacts.links import ArtifactLink, task_links
+from ...defined_secrets import mask_defined
 from ...durable.journal.function_plan import FunctionPlan, PlannedItem
 from ...durable.journal.handoff.document import OpenPromise
 from ...durable.journal.step_record import PLANNED
 from ...durable.promises import promise_text
 from ..artifacts import describe_link, note_damaged, size_text
-from ..support.connection import TaskOptions, connected, mask_defined
+from ..support.connection import TaskOptions, connected
 from ..support.events_text import progress_text
 from ..support.output import Time, ago, note, state_text, timestamp
 from ..support.runner import Output

@@ -113,6 +113,7 @@ class Registration:
         schedules: Collection[ScheduleDefinition] = (),
         on_schedules: Callable[[], None] = lambda: None,
         on_pauses: Callable[[Mapping[bytes, bytes]], Awaitable[None]] | None = None,
+        on_jobs: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the registration; `run` publishes it.
 
@@ -124,6 +125,7 @@ class Registration:
             schedules: those of the app.
             on_schedules: called each time if the namespace has schedules.
             on_pauses: called with the stored pauses each time.
+            on_jobs: called each time if the namespace has jobs.
         """
         self._gateway = gateway
         self._namespace = namespace
@@ -138,6 +140,7 @@ class Registration:
         self._schedules = list(schedules)
         self._on_schedules = on_schedules
         self._on_pauses = on_pauses
+        self._on_jobs = on_jobs
         self._woken = anyio.Event()
         self._schedule_problems: set[str] = set()
         self._published = -math.inf
@@ -191,6 +194,8 @@ class Registration:
             self._on_schedules()
         if self._on_pauses is not None:
             await self._on_pauses(announced.pauses)
+        if announced.jobs:
+            self._on_jobs()
         self._health.read_succeeded()
 
     def wake(self) -> None:
