@@ -407,6 +407,13 @@ def _schedule(stage: Stage, role: str) -> None:
     stage.cli("schedule", "remove", name)
 
 
+def _pause(stage: Stage, role: str) -> None:
+    """Pause a queue and tasks that no other act uses, and resume them."""
+    for target in ((f"of-{role}",), ("--task", "none", "--where", f"role={role}")):
+        stage.cli("queue", "pause", *target)
+        stage.cli("queue", "resume", *target)
+
+
 def _lists(*commands: tuple[str, ...]) -> Callable[[Stage, str], object]:
     def attempt(stage: Stage, role: str) -> None:
         for command in commands:
@@ -474,6 +481,7 @@ ACTS: Final = (
     Act("change limits: `limit.hold`, `perdure limit set`, `hold`, `release`", WRITERS, _limit),
     Act("list schedules: `perdure schedule list`", INSIDERS, _lists(("schedule", "list"))),
     Act("change schedules: `perdure schedule add`, `edit`, `pause`, `resume`, `run`, `remove`", WRITERS, _schedule),
+    Act("pause queues and tasks: `perdure queue pause`, `resume`", WRITERS, _pause),
     Act("run tasks: `perdure worker run`", frozenset((W,)), _runs),
     Act(
         "take messages from a queue: `XREADGROUP`, `XCLAIM`, `XAUTOCLAIM`",

@@ -128,7 +128,7 @@ def test_the_commands_are_these() -> None:
         *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
-        *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions")),
+        *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions", "pause", "resume")),
         *(f"limit {name}" for name in ("list", "show", "set", "hold", "release")),
         *(f"schedule {name}" for name in ("list", "add", "edit", "remove", "pause", "resume", "run", "backfill")),
         *(f"dlq {name}" for name in ("list", "groups", "show", "replay", "purge", "export")),

@@ -245,6 +245,10 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings, tmp
             for act in (("set", "loud", "total=3"), ("hold", "loud", "1"), ("release", "loud")):
                 await check("limit", *act, "--why", HOSTILE, "--by", HOSTILE, *json)
             await check("limit", "show", "loud", *json)
+            held = ("--where", f"text={HOSTILE}")
+            await check("queue", "pause", *held, "--why", HOSTILE, "--by", HOSTILE, *json)
+            await check("queue", "list", *json, said=False)
+            await check("queue", "resume", *held, *json)
             await schedule_loudly(app)
             await check("schedule", "list", *json, said=bool(json))
             loudly = ("--args", orjson.dumps({"text": HOSTILE}).decode())
