@@ -1,7 +1,7 @@
 """Compared writes: changes of a hash that succeed only if nobody has changed it since it was read.
 
-A hash that is changed so has a field `revision`, which each change raises, and an entry in the index of its kind: a
-sorted set in the same hash slot.
+A hash that is changed so has a field `revision`, which each change raises. It may have an entry in the index of its
+kind: a sorted set in the same hash slot.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Change = Mapping[str, str | int | bytes]
 async def write_compared(
     gateway: Gateway,
     key: str,
-    index: str,
-    name: str,
     revision: int,
     change: Change,
     *,
+    index: str | None = None,
+    name: str = "",
     score: int | Literal["-"] | None = None,
     ttl: int | None = None,
     index_ttl: int | None = None,
@@ -35,8 +35,8 @@ async def write_compared(
     """Change a hash if it still has the revision that was read; return whether it was changed.
 
     Args:
-        name: its member in the index.
         revision: 0 if there was no hash.
+        index, name: the index, and its member there; None for a hash without one.
         score: its score in the index; "-" removes it from there, None leaves it as it is.
         ttl: milliseconds after which the hash is deleted; None for never.
         index_ttl: milliseconds after which the index is deleted; None leaves its TTL as it is.
@@ -44,4 +44,4 @@ async def write_compared(
     given = ("" if value is None else value for value in (score, ttl, index_ttl))
     args: list[Argument] = [name, revision, RUNTIME.token(8), *given]
     args += [item for pair in change.items() for item in pair]
-    return bool(await gateway.run(_WRITE, [key, index], args))
+    return bool(await gateway.run(_WRITE, [key] if index is None else [key, index], args))

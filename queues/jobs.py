@@ -335,10 +335,10 @@ class JobStore:
         return await write_compared(
             self._gateway,
             key,
-            index,
-            read.name,
             read.revision,
             change,
+            index=index,
+            name=read.name,
             score=score,
             ttl=ttl,
             index_ttl=_INDEX_TTL_MS,

@@ -22,17 +22,16 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .argument_conditions import ArgumentCondition
+from .compared_writes import write_compared
 from .delivery.leases import Delivery
 from .delivery.settlement import Counters
 from .errors import LeaseLost, PauseError, QueueError, WrongType
 from .keys import Namespace, Partition, check_name
-from .runtime import RUNTIME
 from .transport.gateway import Gateway
 from .transport.pipelining import Argument
 from .transport.scripts import milliseconds, pairs, queue_script
 from .wording import ago_text, short
 
-_WRITE: Final = queue_script("write_pause")
 _AWAIT: Final = queue_script("await_resume")
 _WAKE: Final = queue_script("wake_paused")
 
@@ -238,22 +237,19 @@ class PauseStore:
 
         Raises `PauseError` if there are too many rules.
         """
-        token = RUNTIME.token(8)
         for _ in range(_TRIES):
             found, now = await self._read()
             if (known := found.find(rule.id)) is not None:
                 return known, False
+            if len(found.rules) + len(found.problems) >= MAX_RULES:
+                raise PauseError(
+                    f"could not pause {rule.target}: there are {MAX_RULES} pauses already; end some, see "
+                    "'perdure queue list'"
+                )
             stored = PauseRule(rule.queue, rule.task, rule.where, found.revision + 1, now, rule.by, rule.why)
             cipher = self._gateway.encryptor.of(self._namespace.pause_place, rule.id)
             value = b"%d %b" % (stored.number, cipher.encrypt(_KIND, stored.encode()))
-            answer = await self._write(found, token, rule.id, value)
-            if answer < 0:
-                raise PauseError(
-                    f"could not pause {rule.target}: there are {MAX_RULES} pauses already; remove some, see "
-                    "'perdure queue list'"
-                )
-            if answer:
-                await self._notify()
+            if await self._write(found, rule.id, value):
                 return stored, True
         raise PauseError(f"could not pause {rule.target}: others change the pauses all the time; try again")
 
@@ -262,15 +258,14 @@ class PauseStore:
 
         None if there is none. What it held is woken by `wake_paused`.
         """
-        token, removed = RUNTIME.token(8), None
+        removed = None
         for _ in range(_TRIES):
             found, _ = await self._read()
             known = found.find(rule.id) or (rule if rule.id in found.problems else None)
             if known is None:
-                return removed
+                return removed  # by this call, whose reply was lost, or by another one meanwhile
             removed = known
-            if await self._write(found, token, rule.id, b""):
-                await self._notify()
+            if await self._write(found, rule.id, b""):
                 return removed
         raise PauseError("could not resume: others change the pauses all the time; try again")
 
@@ -284,13 +279,13 @@ class PauseStore:
             return await self._read()
         return Pauses.decode(self._gateway, self._namespace, pairs(found)), milliseconds(time)
 
-    async def _write(self, found: Pauses, token: str, rule_id: str, value: bytes) -> int:
-        args: list[Argument] = [found.revision, token, rule_id, value, MAX_RULES]
-        return int(await self._gateway.run(_WRITE, [self._namespace.pauses], args))
-
-    async def _notify(self) -> None:
-        with suppress(QueueError):  # a hint: workers read the rules with each registration
-            await self._gateway.command("PUBLISH", self._namespace.pause_channel, "")
+    async def _write(self, found: Pauses, rule_id: str, value: bytes) -> bool:
+        """Store a rule, or remove it, if nothing has changed since the rules were read. Return whether that was so."""
+        changed = await write_compared(self._gateway, self._namespace.pauses, found.revision, {rule_id: value})
+        if changed:
+            with suppress(QueueError):  # a hint: workers read the rules with each registration
+                await self._gateway.command("PUBLISH", self._namespace.pause_channel, "")
+        return changed
 
 
 async def await_resume(gateway: Gateway, delivery: Delivery, task_id: str, number: int, counters: Counters) -> None:

@@ -264,7 +264,8 @@ class ScheduleStore:
             ttl: Milliseconds after which it is deleted.
         """
         key, index = self._namespace.schedule(read.name), self._namespace.schedules
-        changed = await write_compared(self._gateway, key, index, read.name, read.revision, change, score=look, ttl=ttl)
+        how: Any = {"index": index, "name": read.name, "score": look, "ttl": ttl}
+        changed = await write_compared(self._gateway, key, read.revision, change, **how)
         if changed and look == 0:
             with suppress(QueueError):  # a hint: workers look once a second
                 await self._gateway.command("PUBLISH", self._namespace.schedule_channel, read.name)

@@ -39,7 +39,7 @@ holds for all scripts.
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
 | `delivery/test_transfer` | close_exported, enqueue_copy, upload_events |
-| `test_pauses` | await_resume, wake_paused, write_pause |
+| `test_pauses` | await_resume, wake_paused |
 | `test_unique` | claim_unique |
 | `test_values` | read_values, update_value |
 | `test_versions` | await_version, wake_version |

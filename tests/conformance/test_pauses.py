@@ -147,7 +147,7 @@ async def test_a_task_that_is_due_no_more_is_not_scheduled_again(
     assert len(await read(await worker(gateway, partition))) == 1
 
 
-# write_pause
+# changes of the rules
 
 
 async def test_a_pause_is_stored_once_and_found_by_its_target(
@@ -198,7 +198,7 @@ async def test_two_changes_at_once_are_both_made(
     run, others = gateway.run, [PauseRule("first"), PauseRule("second")]
 
     async def late(script: Script, keys: list[str], args: list[Argument], **derived: object) -> object:
-        if script.name == "write_pause" and others:
+        if script.name == "write_compared" and others:
             other = others.pop()
             monkeypatch.setattr(gateway, "run", run)
             await PauseStore(gateway, namespace).add(other)
@@ -224,7 +224,7 @@ async def test_a_lost_reply_changes_nothing_twice(
         mine = PauseStore(lossy, namespace)
         if change == "remove":
             await store.add(PauseRule("mine"))
-        line.lose(queue_script("write_pause").sha.encode())
+        line.lose(queue_script("write_compared").sha.encode())
         if change == "add":
             assert (await mine.add(PauseRule("mine")))[1]
         else:

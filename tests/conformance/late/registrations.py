@@ -259,7 +259,7 @@ async def change_of_the_pauses(scene: Scene, variant: str) -> Moments:
     rule = PauseRule("default", by="ann")
     if variant == "resumed":
         await theirs.add(rule)
-    scene.hold("write_pause")
+    scene.hold("write_compared")
     await (mine.add(rule) if variant == "paused" else mine.remove(rule))
     yield
     await (theirs.remove(rule) if variant == "paused" else theirs.add(rule))
