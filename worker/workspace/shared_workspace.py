@@ -61,7 +61,7 @@ class SharedFile(BaseModel):
         return datetime.fromtimestamp(self.version / 1000, UTC)
 
 
-class Snapshot(NamedTuple):
+class WorkspaceSnapshot(NamedTuple):
     """State of a shared workspace.
 
     Attributes:
@@ -144,7 +144,7 @@ class SharedWorkspace:
         found = (await self.snapshot()).files
         return sorted((file for file in found.values() if file is not None), key=lambda file: file.path)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> WorkspaceSnapshot:
         """Return the files by their paths. Each that cannot be read is reported once."""
         fields = pairs(await self._gateway.command("HGETALL", self._key))
         found: dict[str, SharedFile | None] = {}
@@ -156,7 +156,7 @@ class SharedWorkspace:
                 except WorkspaceError as error:
                     report_once(f"{error}; it is left out of lists")
                     found[path] = None
-        return Snapshot(fields.get(b"born", b"").decode(errors="replace"), found)
+        return WorkspaceSnapshot(fields.get(b"born", b"").decode(errors="replace"), found)
 
     async def _put(self, path: str, expected: int | None, what: str, file: bytes) -> int:
         """Change a file once. what: names the change among those of the file."""

@@ -27,7 +27,7 @@ from ..support.errors import Failed, Misuse
 from ..support.options import in_duration
 from ..support.output import AsJson, note, print_json_lines, print_text
 from ..support.runner import command
-from .folder import REST, Report
+from .folder import REST, FileOutcome
 from .intake import DropFolder
 
 _LOCK: Final = ".perdure-drop.lock"
@@ -73,7 +73,7 @@ async def drop(
     if not folder.is_dir():
         raise Misuse(f"DIR must be a folder, got {str(folder)!r}: create it, and in it a folder for each queue")
 
-    def report(found: Report) -> None:
+    def report(found: FileOutcome) -> None:
         note(found.message)
         if json:
             print_json_lines([found.data])

@@ -32,7 +32,7 @@ _LONGEST: Final = 200
 """Characters of a file's name that the name of its error file repeats: the system allows 255 bytes."""
 
 
-class Changed(Exception):
+class FileChanged(Exception):
     """A file has changed while it was read."""
 
 
@@ -102,13 +102,13 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What became of a file.
+class FileOutcome:
+    """Outcome of a file.
 
     Attributes:
         data: For programs.
         message: For people.
-        id: Id of the task; None if there is none.
+        id: Id of the task; None without one.
     """
 
     data: dict[str, Any]
@@ -173,7 +173,7 @@ class Folder:
         return True
 
     def open(self, name: str) -> TakenFile:
-        """Open a file in `.taken`. Raises `OSError`, `Changed`."""
+        """Open a file in `.taken`. Raises `OSError`, `FileChanged`."""
         file = open_below(self.root, f"{self.path}/{TAKEN}/{name}")
         try:
             return TakenFile(self, name, file)
@@ -233,9 +233,9 @@ class TakenFile:
         return self._state.size
 
     def check_unchanged(self) -> None:
-        """Raise `Changed` if the file was written to since it was opened."""
+        """Raise `FileChanged` if the file was written to since it was opened."""
         if Signature.of(os.fstat(self.file.fileno())) != self._state:
-            raise Changed
+            raise FileChanged
 
     def __enter__(self) -> TakenFile:
         return self

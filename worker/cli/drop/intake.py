@@ -27,7 +27,7 @@ from ..support.connection import warn_unserved
 from ..support.errors import Failed
 from ..support.options import problem
 from . import messages, tasks
-from .folder import Changed, Folder, Notes, NothingPublished, Report, Rest, TakenFile, folders
+from .folder import FileChanged, FileOutcome, Folder, Notes, NothingPublished, Rest, TakenFile, folders
 from .shared import SharedFolder
 from .tasks import Stopped, TaskIntake
 
@@ -60,7 +60,7 @@ class DropFolder:
     root: Path
     producer: Producer
     show: Callable[[str], None]
-    report: Callable[[Report], None]
+    report: Callable[[FileOutcome], None]
     stopping: Callable[[], bool]
     workspace: Callable[[str], SharedWorkspace]
     rest: Rest = field(default_factory=Rest)
@@ -132,7 +132,7 @@ class DropFolder:
                 self._wait(path, f"it is not copied: {_reason(error)}")
 
     async def _files(
-        self, folder: Folder, ends: tuple[str, ...], settle: Callable[[TakenFile], Awaitable[Report]]
+        self, folder: Folder, ends: tuple[str, ...], settle: Callable[[TakenFile], Awaitable[FileOutcome]]
     ) -> None:
         """Settle the files of a folder, those that an earlier command has taken first. Raises `Unavailable`."""
         try:
@@ -155,7 +155,7 @@ class DropFolder:
             if not await self._settle(folder, name, settle):
                 return
 
-    async def _settle(self, folder: Folder, name: str, settle: Callable[[TakenFile], Awaitable[Report]]) -> bool:
+    async def _settle(self, folder: Folder, name: str, settle: Callable[[TakenFile], Awaitable[FileOutcome]]) -> bool:
         """Settle a file that was taken; return whether the next one of the folder may follow. Raises `Unavailable`."""
         path = f"{folder.path}/{name}"
         try:
@@ -176,7 +176,7 @@ class DropFolder:
             raise
         except Stopped:
             return False
-        except Changed:
+        except FileChanged:
             self.rest.restless += 1
         except OSError as error:
             self._wait(path, f"it waits in {folder.path}/.taken: {_reason(error)}")
@@ -190,15 +190,15 @@ class DropFolder:
         self.waiting += 1
         self._notes.say(shown_path(path), why)
 
-    def _reject(self, file: TakenFile, error: Exception) -> Report:
+    def _reject(self, file: TakenFile, error: Exception) -> FileOutcome:
         reason = problem(error) if isinstance(error, ValueError) else str(error)
         if "not JSON" in reason:
             reason += _REMEDY
         kept = shown_path(file.folder.reject(file.name, file.digest, reason))
         data = {"file": file.shown, "outcome": "rejected", "reason": reason, "kept": kept}
-        return Report(data, f"{file.shown}: rejected: {reason}")
+        return FileOutcome(data, f"{file.shown}: rejected: {reason}")
 
-    async def _enqueue(self, queue: str, file: TakenFile) -> Report:
+    async def _enqueue(self, queue: str, file: TakenFile) -> FileOutcome:
         found = await self._tasks.enqueue(file, queue)
         known = found.existed == found.tasks
         data = {
@@ -214,9 +214,9 @@ class DropFolder:
         else:
             before = f", {found.existed:,} of which existed already" if found.existed else ""
             what = f"{counted(found.tasks, 'task')} enqueued on queue {queue}{before}; ids {found.id}-1, ..."
-        return Report(data, f"{file.shown}: {what}", found.id)
+        return FileOutcome(data, f"{file.shown}: {what}", found.id)
 
-    async def _send(self, agent: str, session_id: str, file: TakenFile) -> Report:
+    async def _send(self, agent: str, session_id: str, file: TakenFile) -> FileOutcome:
         turn, queue, app = await messages.send(self.producer, file, agent, session_id)
         if queue not in self._served:
             await warn_unserved(self.producer, {queue: set()}, app=app)
@@ -229,7 +229,7 @@ class DropFolder:
             "turn": turn.number,
             "id": str(turn),
         }
-        return Report(
+        return FileOutcome(
             data, f"{file.shown}: sent as turn {turn.number} of session {session_id!r} of {agent!r}", str(turn)
         )
 

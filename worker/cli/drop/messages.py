@@ -42,7 +42,7 @@ async def send(producer: Producer, file: TakenFile, agent: str, session_id: str)
 
     Raises:
         Failed, ValueError: The file is not valid, or the agent is unknown; nothing was sent.
-        Changed: The file was written to.
+        FileChanged: The file was written to.
         NothingPublished: No worker has published its tasks.
         PerdureError: The session takes no message now, or Redis cannot be used.
     """

@@ -32,9 +32,9 @@ from ...workspace.manifest import shown_path
 from ...workspace.shared_workspace import SharedFile, SharedWorkspace
 from .folder import (
     UNFINISHED,
-    Changed,
+    FileChanged,
+    FileOutcome,
     Notes,
-    Report,
     Rest,
     Signature,
     exists,
@@ -70,7 +70,7 @@ class _Known(BaseModel):
 
 
 class _Noted(BaseModel):
-    """Content of the hidden file. born: see `Snapshot`."""
+    """Content of the hidden file. born: see `WorkspaceSnapshot`."""
 
     born: str = ""
     files: dict[str, _Known] = Field(default_factory=dict)
@@ -85,7 +85,7 @@ class SharedFolder:
         path: str,
         workspace: SharedWorkspace,
         notes: Notes,
-        report: Callable[[Report], None],
+        report: Callable[[FileOutcome], None],
     ) -> None:
         """path: from the drop folder, with `/` between names."""
         self._root = root
@@ -123,7 +123,7 @@ class SharedFolder:
                     await self._sync(path, here.get(path), snapshot.files.get(path))
                 except Unavailable:
                     raise
-                except (Changed, FileConflict, FileNotFoundError):  # another program was faster: see the next look
+                except (FileChanged, FileConflict, FileNotFoundError):  # another program was faster: see the next look
                     rest.restless += 1
                 except (OSError, PerdureError) as error:
                     waiting += 1
@@ -203,14 +203,14 @@ class SharedFolder:
         await self._fetch(path, there, None)
 
     def _hash(self, path: str, here: Signature) -> str:
-        """Return the hash of a file. Raises `Changed`."""
+        """Return the hash of a file. Raises `FileChanged`."""
         known = self._noted.files.get(path)
         if known is not None and known.state == here:
             return known.hash
         with open_below(self._root, f"{self._path}/{path}") as file:
             digest = hash_of(file)
             if Signature.of(os.fstat(file.fileno())) != here:
-                raise Changed
+                raise FileChanged
             return digest
 
     def _scan(self) -> dict[str, Signature]:
@@ -296,7 +296,7 @@ class SharedFolder:
     def _tell(self, path: str, what: str, outcome: str, version: int) -> None:
         shown = shown_path(f"{self._path}/{path}")
         data = {"file": shown, "outcome": outcome, "workspace": self._files.name, "version": version}
-        self._report(Report(data, f"{shown}: {what} shared workspace {self._files.name!r}"))
+        self._report(FileOutcome(data, f"{shown}: {what} shared workspace {self._files.name!r}"))
 
 
 def is_left(name: str) -> bool:
@@ -305,10 +305,10 @@ def is_left(name: str) -> bool:
 
 
 def _check(place: int, name: str, wanted: Signature | None) -> None:
-    """Raise `Changed` if a file is not in the state in which a look has found it."""
+    """Raise `FileChanged` if a file is not in the state in which a look has found it."""
     try:
         found = Signature.of(os.stat(name, dir_fd=place, follow_symlinks=False))
     except FileNotFoundError:
         found = None
     if found != wanted:
-        raise Changed
+        raise FileChanged

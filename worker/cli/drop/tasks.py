@@ -67,7 +67,7 @@ class TaskIntake:
             Failed, ValueError: The file is not valid. Nothing was enqueued, or the text says how many lines were.
             QueueFull: The queue has no room for more tasks; a later call continues.
             Stopped: The command was asked to stop.
-            Changed: The file was written to.
+            FileChanged: The file was written to.
             NothingPublished: No worker has published its tasks.
             PerdureError: Redis cannot be used now.
         """

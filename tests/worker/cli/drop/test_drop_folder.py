@@ -20,7 +20,7 @@ from perdure.queues.inspection.views import list_queues
 from perdure.queues.sessions.record import SessionAddress, read_history
 from perdure.queues.transport.gateway import Gateway
 from perdure.queues.transport.scripts import Script
-from perdure.worker.cli.drop.folder import Report, Rest, TakenFile
+from perdure.worker.cli.drop.folder import FileOutcome, Rest, TakenFile
 from perdure.worker.cli.drop.intake import DropFolder
 from perdure.worker.cli.drop.tasks import TaskIntake
 from perdure.worker.workspace.shared_workspace import SharedWorkspace
@@ -59,7 +59,7 @@ class Drop:
     def __init__(self, root: Path, app: App) -> None:
         self.root, self.app = root, app
         self.notes: list[str] = []
-        self.reports: list[Report] = []
+        self.reports: list[FileOutcome] = []
         self.stop = False
         self.folder = self.started()
 
@@ -76,7 +76,7 @@ class Drop:
         file.write_text("".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in content))
         return file
 
-    async def look(self) -> list[Report]:
+    async def look(self) -> list[FileOutcome]:
         """Look once; return the reports of this look."""
         del self.reports[:]
         await self.folder.look()
@@ -512,7 +512,7 @@ async def test_a_request_to_stop_ends_a_look_after_the_file_in_hand(drop: Drop) 
     drop.put("audits/a.json", AUDIT)
     drop.put("audits/b.json", AUDIT)
 
-    def stop(report: Report) -> None:
+    def stop(report: FileOutcome) -> None:
         drop.stop = True
 
     drop.folder.report = stop

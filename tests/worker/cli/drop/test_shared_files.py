@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from perdure import App, Settings
 from perdure.queues import Unavailable
-from perdure.worker.cli.drop.folder import Report, Rest
+from perdure.worker.cli.drop.folder import FileOutcome, Rest
 from perdure.worker.cli.drop.intake import DropFolder
 from perdure.worker.cli.drop.shared import STATE
 from perdure.worker.workspace.shared_workspace import SharedWorkspace
@@ -26,7 +26,7 @@ class Shared:
         self.place.mkdir(parents=True)
         self.files = self.workspace("site")
         self.notes: list[str] = []
-        self.reports: list[Report] = []
+        self.reports: list[FileOutcome] = []
         self.folder = self.started()
 
     def workspace(self, name: str) -> SharedWorkspace:
@@ -65,19 +65,19 @@ async def shared(app: App, settings: Settings, tmp_path: Path) -> Shared:
 
 
 async def test_files_are_copied_both_ways(shared: Shared) -> None:
-    (shared.place / "docs").mkdir()
-    (shared.place / "docs" / "a.md").write_text("from here")
+    (shared.place / "notes").mkdir()
+    (shared.place / "notes" / "a.md").write_text("from here")
     await shared.files.write("pages/b.md", "from there")
-    assert await shared.look() == [("written", "docs/a.md"), ("copied", "pages/b.md")]
-    assert await shared.there() == shared.here() == {"docs/a.md": "from here", "pages/b.md": "from there"}
+    assert await shared.look() == [("written", "notes/a.md"), ("copied", "pages/b.md")]
+    assert await shared.there() == shared.here() == {"notes/a.md": "from here", "pages/b.md": "from there"}
     assert await shared.look() == []
-    (shared.place / "docs" / "a.md").write_text("changed here")
+    (shared.place / "notes" / "a.md").write_text("changed here")
     await shared.files.write("pages/b.md", "changed there")
-    assert await shared.look() == [("written", "docs/a.md"), ("copied", "pages/b.md")]
-    assert await shared.there() == shared.here() == {"docs/a.md": "changed here", "pages/b.md": "changed there"}
-    (shared.place / "docs" / "a.md").unlink()
+    assert await shared.look() == [("written", "notes/a.md"), ("copied", "pages/b.md")]
+    assert await shared.there() == shared.here() == {"notes/a.md": "changed here", "pages/b.md": "changed there"}
+    (shared.place / "notes" / "a.md").unlink()
     await shared.files.remove("pages/b.md")
-    assert await shared.look() == [("removed_there", "docs/a.md"), ("removed_here", "pages/b.md")]
+    assert await shared.look() == [("removed_there", "notes/a.md"), ("removed_here", "pages/b.md")]
     assert await shared.there() == shared.here() == {}
     assert await shared.look() == []
     assert shared.notes == []
