@@ -7,8 +7,10 @@ the table from the same list, so that page and tests cannot differ.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import redis
@@ -229,6 +231,21 @@ def _enqueue(stage: Stage, role: str) -> None:
         assert stage.cli("task", "result", task_id, "--timeout", "30").strip() == "6"
 
 
+def _drop(stage: Stage, role: str) -> None:
+    """Make a task and a message of files."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = {
+            "stage/.taken/task.json": f'{{"task": "adds", "args": {{"number": 5}}, "id": "dropped-{role}"}}',
+            f"agents/echo/of-{role}/.taken/hello.txt": "hello",
+        }
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True)
+            (folder / path).write_text(text)
+        stage.cli("drop", name, "--once")
+    assert stage.cli("task", "result", f"dropped-{role}", "--timeout", "30").strip() == "6"
+
+
 def _follow(stage: Stage, role: str) -> None:
     """Wait for a result, find and follow a task: `result`, `show`, `why`, `watch`, `events`."""
 
@@ -439,6 +456,7 @@ def _subscribe(pattern: str) -> Callable[[Stage, str], object]:
 
 ACTS: Final = (
     Act("enqueue tasks: `enqueue`, `enqueue_many`, `perdure enqueue`, with and without `--queue`", SENDERS, _enqueue),
+    Act("make tasks and messages of files: `perdure drop`", SENDERS, _drop),
     Act(
         "find and follow tasks: `find`, `result`, `status`, `events`, `perdure task result`, `show`, `why`, `watch`",
         ALL,

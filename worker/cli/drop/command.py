@@ -19,7 +19,6 @@ from anyio.abc import TaskStatus
 
 from ....queues.errors import NotOpen, Unavailable
 from ....queues.producer import Producer
-from ....queues.wording import counted
 from ...settings import load_settings
 from ...workspace.shared_workspace import SharedWorkspace
 from ..support.connection import ConnectionOptions
@@ -153,9 +152,10 @@ async def _run(producer: Producer, folder: DropFolder, stop: _Stop, *, poll: flo
                 if once and (not folder.rest.restless or looks == _LOOKS):
                     break
             await stop.wait(REST if once else poll)
-    if once and (left := folder.waiting + folder.rest.restless):
-        changing = f", {folder.rest.restless} of them still change" if folder.rest.restless else ""
-        raise Failed(f"{counted(left, 'file')} wait{changing}; the next command takes them")
+    changing = folder.rest.restless
+    if once and (left := folder.waiting + changing):
+        why = f", {changing} of them because they change" if changing else ""
+        raise Failed(f"files that wait: {left}{why}; the next command takes them")
 
 
 @contextmanager
