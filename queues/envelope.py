@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -141,7 +141,13 @@ MAX_COST: Final = 2**53
 """Largest cost of a use of a limit; a script counts in doubles."""
 
 NO_KEY: Final = "-"
-"""Key of the use of a limit that has no keys."""
+"""Key of the use of a limit or of a budget that has no keys."""
+
+MAX_BUDGETS: Final = 32
+"""Budgets that a task is charged to, with those of its parents."""
+
+MAX_AMOUNT: Final = 2**53
+"""Largest amount of a unit of a budget; a script counts in doubles."""
 
 
 class LimitUse(NamedTuple):
@@ -155,6 +161,31 @@ class LimitUse(NamedTuple):
     key: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{16}|-)$")]
     cost: Annotated[int, Field(ge=0, le=MAX_COST)] = 1
     flags: Annotated[str, Field(pattern=r"^[odpr]{0,4}$")] = ""
+
+
+_Unit = Annotated[str, Field(pattern=r"^(tokens|usd|steps|seconds)$")]
+_Amount = Annotated[int, Field(ge=1, le=MAX_AMOUNT)]
+
+
+class BudgetUse(NamedTuple):
+    """A budget that a task is charged to.
+
+    ledger: id of what is spent: that of the task whose budget it is, or `NAME:KEY`. name: empty for that of a task.
+    limits: amounts by unit, as Redis counts them. window_ms: milliseconds of its window, None for ever. then, to: what
+    follows when it is used up, see `Budget`. label: text of its key for people, which no envelope has.
+    """
+
+    ledger: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(?::(?:[0-9a-f]{16}|-))?$")]
+    name: Annotated[str, Field(max_length=64)]
+    limits: dict[_Unit, _Amount]
+    window_ms: Annotated[int, Field(ge=1, le=MAX_AMOUNT)] | None = None
+    then: Literal["ask", "hand_off", "bury"] = "ask"
+    to: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    label: str = ""
+
+    def encode(self) -> list[Any]:
+        """Return it as JSON data, for an envelope."""
+        return list(self[:-1])
 
 
 _Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_LENGTH)]
@@ -198,6 +229,7 @@ class Envelope(BaseModel):
     unique: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     limits: Annotated[tuple[LimitUse, ...], Field(max_length=MAX_LIMITS)] = ()
     lane: Annotated[str, Field(min_length=1, max_length=16)] | None = None
+    budgets: tuple[BudgetUse, ...] = ()
 
     @property
     def session(self) -> str:
@@ -211,7 +243,7 @@ class Envelope(BaseModel):
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
         special = special or self.on_end or self.parent is not None or self.group or self.unique is not None
         return (
-            not (special or self.limits or self.lane is not None)
+            not (special or self.limits or self.lane is not None or self.budgets)
             and self.key is None
             and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
         )
@@ -240,7 +272,7 @@ class Envelope(BaseModel):
             fields["copy_of"] = self.copy_of
         if self.on_end:
             fields["on_end"] = True
-        if self.unique or self.limits or self.group or self.lane is not None or self.parent is not None:
+        if self.unique or self.limits or self.group or self.lane is not None or self.parent is not None or self.budgets:
             fields |= self._further()
         return orjson.dumps(fields)
 
@@ -253,6 +285,7 @@ class Envelope(BaseModel):
             "version": self.version,
         }
         fields |= {"group": self.group, "limits": [list(use) for use in self.limits], "lane": self.lane}
+        fields["budgets"] = [use.encode() for use in self.budgets]
         return {name: value for name, value in fields.items() if value}
 
     @classmethod

@@ -356,6 +356,14 @@ class InvalidLimitUse(QueueError, ValueError):
     """The arguments of a task make no key for one of its limits, or a cost is more than the limit lets pass at once."""
 
 
+class InvalidBudgetUse(QueueError, ValueError):
+    """The arguments of a task make no key for one of its budgets, or it would be charged to too many."""
+
+
+class BudgetNotFound(QueueError, LookupError):
+    """There is no budget of this name, or it has no ledger for this key or this task."""
+
+
 class CatalogError(QueueError, ValueError):
     """A task enqueued by name alone whose queue is not in the catalog, or whose arguments do not fit its schema."""
 

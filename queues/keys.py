@@ -87,6 +87,12 @@ on one server.
     {ns:~limits:0}:rate:NAME:KEY  string  workers             time at which the rate of the key is unused again; TTL
     {ns:~limits:0}:cost:NAME:KEY  string  workers             time at which its costs are paid; TTL
     {ns:~limits:0}:label:NAME:KEY string  workers             encrypted text of the key for people; TTL of a day
+    {ns:~budgets:n}:ledger:ID     hash    workers, operators  what is spent of a budget; TTL of its window, else 400
+                                                              days from the last charge, or like its task's record
+    {ns:~budgets:n}:charged:ID    zset    workers             nonces of its charges (score: ms); TTL of an hour
+    {ns:~budgets:n}:asks:ID       zset    workers             tasks that wait for the budget (score: ms); TTL of 15 min
+    {ns:~budgets:n}:ledgers       zset    workers             ids of named ledgers (score: ms of the last charge);
+                                                              TTL of 400 days, renewed
     {ns}:schedules                zset    workers, operators  names of schedules (score: ms of the next look)
     {ns}:schedule:NAME            hash    workers, operators  until it is removed, or no worker has published it for a
                                                               month; then an hour
@@ -176,6 +182,9 @@ TOKEN_PARTITIONS: Final = 16
 UNIQUE_PARTITIONS: Final = 16
 """Hash slots that the markers of unique keys are spread over. Part of the data format."""
 
+BUDGET_PARTITIONS: Final = 16
+"""Hash slots that the ledgers of budgets are spread over. Part of the data format."""
+
 TaskKey = Literal["record", "steps", "log", "inbox", "control", "join", "stream", "stream-keys"]
 """A kind of key that each task may have: a join for each of several calls, a stream for each of several names."""
 
@@ -219,7 +228,7 @@ _TYPES: Final = {
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
-        *("control:pause:*", "join:*", "limit:*", "control:limit:*", "schedule:*", "control:job:*"),
+        *("control:pause:*", "join:*", "limit:*", "control:limit:*", "schedule:*", "control:job:*", "ledger:*"),
     ),
     "set": ("open:*",),
     "list": ("todo:*",),
@@ -228,7 +237,7 @@ _TYPES: Final = {
         *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
         *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
-        *("limits", "kept", "schedules", "paused", "control:jobs"),
+        *("limits", "kept", "schedules", "paused", "control:jobs", "ledgers", "charged:*", "asks:*"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -473,6 +482,19 @@ class MarkerKey(NamedTuple):
     digest: str
 
 
+class LedgerKeys(NamedTuple):
+    """Keys of the ledger of a budget, and the place as which its texts are encrypted.
+
+    charged: nonces of its charges. waiting: tasks that wait for the budget. named: all named ledgers of the hash slot.
+    """
+
+    ledger: str
+    charged: str
+    waiting: str
+    named: str
+    place: Partition
+
+
 @dataclass(frozen=True, slots=True)
 class LimitKeys:
     """Keys of all limits of a namespace: one hash slot, so that one script takes several. No queue has its name."""
@@ -565,6 +587,17 @@ class Namespace:
         """Return the key of a unique key's marker, by its digest. No queue has the name of its place."""
         place = Partition(self.name, "~unique", int(digest[:8], 16) % UNIQUE_PARTITIONS)
         return MarkerKey(f"{{{self.name}:{place.queue}:{place.index}}}:unique:{digest}", place, digest)
+
+    def ledger(self, ledger: str) -> LedgerKeys:
+        """Return the keys of the ledger of a budget. No queue has the name of its place."""
+        digest = hashlib.blake2b(ledger.encode(), digest_size=4).hexdigest()
+        place = Partition(self.name, "~budgets", int(digest, 16) % BUDGET_PARTITIONS)
+        tag, index = f"{{{self.name}:{place.queue}:{place.index}}}", self.ledger_index(place.index)
+        return LedgerKeys(f"{tag}:ledger:{ledger}", f"{tag}:charged:{ledger}", f"{tag}:asks:{ledger}", index, place)
+
+    def ledger_index(self, index: int) -> str:
+        """Return the key of the ids of named ledgers in one hash slot."""
+        return f"{{{self.name}:~budgets:{index}}}:ledgers"
 
     @property
     def limits(self) -> LimitKeys:

@@ -1,0 +1,233 @@
+"""Ledgers of budgets in Redis: what was spent, and by how much budgets were raised.
+
+A charge has a nonce, under which it counts once, however often its call is repeated. The scripts say what is left if a
+process dies: charge_budget.lua, raise_budget.lua, ask_for_budget.lua.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ..envelope import BudgetUse
+from ..errors import BudgetNotFound, DecryptionError
+from ..junk import report_once
+from ..keys import BUDGET_PARTITIONS, LedgerKeys, Namespace, Partition
+from ..limits.parked import parked_waiter, wake_parked
+from ..runtime import RUNTIME
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import pairs, queue_script
+from .definition import UNITS, budget_name
+
+KEPT_MS: Final = 400 * 86_400_000
+"""Milliseconds for which a ledger without a window is kept after its last charge; as long as an open wait."""
+
+ASKER_LIFE: Final = 900.0
+"""Seconds after which a task that waits for a budget must have looked again; else another one asks a person."""
+
+_LABEL: Final = "budget key"
+_BY: Final = "budget raise"
+
+_CHARGE: Final = queue_script("charge_budget")
+_RAISE: Final = queue_script("raise_budget")
+_ASK: Final = queue_script("ask_for_budget")
+
+
+class Standing(NamedTuple):
+    """What is spent of a budget.
+
+    spent, limits: amounts by unit; a limit with its raises. raises: number that grows with each raise, and differs
+    between windows. notice: whether most of it is used, and the caller is the one to say so. ends_ms: milliseconds
+    since the epoch at which its window ends, None for ever or before the first charge.
+    """
+
+    ledger: str
+    spent: Mapping[str, int]
+    limits: Mapping[str, int]
+    raises: int
+    notice: bool
+    ends_ms: int | None
+
+    @property
+    def used_up(self) -> tuple[str, ...]:
+        """The units of which nothing is left."""
+        return tuple(unit for unit in self.limits if self.left(unit) <= 0)
+
+    def left(self, unit: str) -> int:
+        """Return what is left of a limited unit; less than 0 if more was spent."""
+        return self.limits[unit] - self.spent.get(unit, 0)
+
+
+class Ledger(NamedTuple):
+    """A ledger for people.
+
+    limits: with raises, as of the last charge. total: what was spent before the last reset. label: text of its key.
+    at: milliseconds of the last charge. by: who raised it last.
+    """
+
+    ledger: str
+    label: str
+    spent: Mapping[str, int]
+    limits: Mapping[str, int]
+    raised: Mapping[str, int]
+    total: Mapping[str, int]
+    at: int
+    ends_ms: int | None
+    asker: str
+    by: str
+
+    @property
+    def name(self) -> str:
+        """Name of the budget; empty for that of a task."""
+        return budget_name(self.ledger)
+
+
+class BudgetStore:
+    """Ledgers of a namespace."""
+
+    def __init__(self, gateway: Gateway, namespace: Namespace) -> None:
+        self._gateway = gateway
+        self._namespace = namespace
+
+    async def charge(self, uses: Sequence[BudgetUse], nonce: str, amounts: Mapping[str, int]) -> list[Standing]:
+        """Charge amounts by unit to each ledger, once for a nonce; without a nonce only look.
+
+        The calls share a round trip. One that fails leaves the others done: repeat it with the same nonce.
+
+        Raises `QueueError`.
+        """
+        return list(await asyncio.gather(*(self._charge(use, nonce, amounts) for use in uses)))
+
+    async def _charge(self, use: BudgetUse, nonce: str, amounts: Mapping[str, int]) -> Standing:
+        keys = self._namespace.ledger(use.ledger)
+        window = "" if use.window_ms is None else use.window_ms
+        label = self._sealed(keys.place, use.ledger, _LABEL, use.label) if nonce and use.label else b""
+        args: list[Argument] = [use.ledger, nonce, window, KEPT_MS, "1" if use.name else "", label]
+        for unit in UNITS:
+            args += (use.limits.get(unit, ""), amounts.get(unit, ""))
+        reply = await self._gateway.run(_CHARGE, [keys.ledger, keys.charged, keys.named], args)
+        numbers = [int(number) for number in reply[3:]]
+        spent = {unit: numbers[2 * at] for at, unit in enumerate(UNITS)}
+        raised = {unit: numbers[2 * at + 1] for at, unit in enumerate(UNITS)}
+        limits = {unit: limit + raised[unit] for unit, limit in use.limits.items()}
+        return Standing(use.ledger, spent, limits, int(reply[0]), reply[2] == b"1", int(reply[1]) if reply[1] else None)
+
+    async def raise_(
+        self, ledger: str, amounts: Mapping[str, int], *, number: int | None = None, by: str = "", again: bool = False
+    ) -> bool:
+        """Add amounts to a budget, and wake the tasks that wait for it. Return False if its number is another one.
+
+        Args:
+            number: `Standing.raises` as the caller has read it; None for any.
+            by: who does it.
+            again: begin it again: nothing counts as spent, and former raises are forgotten.
+
+        Raises:
+            BudgetNotFound: nothing was charged to the ledger yet.
+        """
+        keys = self._namespace.ledger(ledger)
+        expected: Argument = "" if number is None else number
+        sealed = self._sealed(keys.place, ledger, _BY, by)
+        args: list[Argument] = [expected, RUNTIME.token(8), "1" if again else "", sealed, KEPT_MS]
+        args += [amounts.get(unit, "") for unit in UNITS]
+        reply = await self._gateway.run(_RAISE, [keys.ledger, keys.waiting], args)
+        if reply[0] == -1:
+            raise BudgetNotFound(f"nothing was charged to budget {ledger} yet")
+        if reply[0] == 0:
+            return False
+        await wake_parked(self._gateway, self._namespace, [waiter.decode("utf-8", "replace") for waiter in reply[2]])
+        return True
+
+    async def reset(self, ledger: str, *, by: str = "") -> bool:
+        """Begin a budget again; return whether there was one."""
+        try:
+            return await self.raise_(ledger, {}, by=by, again=True)
+        except BudgetNotFound:
+            return False
+
+    async def wait(self, ledger: str, partition: Partition, task_id: str, number: int) -> bool | None:
+        """Let a task wait for a budget, until it has not called this for `ASKER_LIFE`.
+
+        Return whether it is the one that asks a person; None if the budget was raised since the caller has read it.
+        """
+        keys, waiter = self._namespace.ledger(ledger), parked_waiter(partition, task_id)
+        args: list[Argument] = [waiter, round(ASKER_LIFE * 1000), number]
+        asks: int = await self._gateway.run(_ASK, [keys.ledger, keys.waiting], args)
+        return None if asks < 0 else asks == 1
+
+    async def keep(self, ledger: str, seconds: float) -> None:
+        """Keep the ledger of a task that has ended for as long as its record, which later charges renew."""
+        key, kept = self._namespace.ledger(ledger).ledger, round(seconds * 1000)
+        if await self._gateway.command("PEXPIRE", key, kept):
+            await self._gateway.pipeline([("HSET", key, "kept", kept), ("PEXPIRE", key, kept)])
+
+    async def load(self, ledger: str) -> Ledger | None:
+        """Return a ledger; None if nothing was charged to it yet, or it is of another type."""
+        (found,) = await self._load([ledger])
+        return found
+
+    async def list_named(self, name: str | None = None) -> list[Ledger]:
+        """Return the ledgers of named budgets, or of one, the last charged first."""
+        keys = [self._namespace.ledger_index(at) for at in range(BUDGET_PARTITIONS)]
+        found = await self._gateway.pipeline_each([("ZRANGE", key, 0, -1) for key in keys])
+        ids: list[str] = []
+        for key, members in zip(keys, found, strict=True):
+            if isinstance(members, Exception):
+                report_once(f"budgets are not listed: {key}: {members}")
+                continue
+            ids += [member.decode("utf-8", "replace") for member in members]
+        wanted = [one for one in ids if budget_name(one) and name in (None, budget_name(one))]
+        ledgers = [one for one in await self._load(wanted) if one is not None]
+        return sorted(ledgers, key=lambda one: (-one.at, one.ledger))
+
+    async def _load(self, ledgers: Sequence[str]) -> list[Ledger | None]:
+        if not ledgers:
+            return []
+        keys = [self._namespace.ledger(one) for one in ledgers]
+        replies = await self._gateway.pipeline_each([("HGETALL", key.ledger) for key in keys])
+        return [self._read(one, key, reply) for one, key, reply in zip(ledgers, keys, replies, strict=True)]
+
+    def _read(self, ledger: str, keys: LedgerKeys, found: Any) -> Ledger | None:
+        if isinstance(found, Exception):
+            report_once(f"a budget cannot be read: {keys.ledger}: {found}")
+            return None
+        fields = pairs(found)
+        if not fields:
+            return None
+
+        def amounts(kind: str) -> dict[str, int]:
+            read = {unit: _number(fields.get(f"{kind}:{unit}".encode())) for unit in UNITS}
+            return {unit: amount for unit, amount in read.items() if amount is not None}
+
+        raised = amounts("raised")
+        limits = {unit: limit + raised.get(unit, 0) for unit, limit in amounts("limit").items()}
+        return Ledger(
+            ledger,
+            self._opened(keys.place, ledger, _LABEL, fields.get(b"label", b"")),
+            amounts("spent"),
+            limits,
+            raised,
+            amounts("total"),
+            _number(fields.get(b"at")) or 0,
+            _number(fields.get(b"ends")),
+            fields.get(b"asker", b"").decode("utf-8", "replace"),
+            self._opened(keys.place, ledger, _BY, fields.get(b"by", b"")),
+        )
+
+    def _sealed(self, place: Partition, ledger: str, what: str, text: str) -> bytes:
+        return self._gateway.encryptor.of(place, ledger).encrypt(what, text[:200].encode())
+
+    def _opened(self, place: Partition, ledger: str, what: str, stored: bytes) -> str:
+        if not stored:
+            return ""
+        try:
+            return self._gateway.encryptor.of(place, ledger).decrypt(what, stored).decode("utf-8", "replace")
+        except DecryptionError:
+            return "(encrypted)"
+
+
+def _number(value: bytes | None) -> int | None:
+    """Return a stored amount; None for one that is missing, or that another program wrote."""
+    return int(value) if value is not None and value.isdigit() and len(value) <= 16 else None
