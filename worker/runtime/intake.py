@@ -160,7 +160,7 @@ class Intake:
             if (claim := self._reclaim.next_claim(spare=self._has_spare)) is None:
                 return
             partition, cursor = claim
-            if self._consumer.is_away(partition) or self._consumer.is_paused(partition):  # claimed when it is back
+            if self._consumer.is_away(partition):  # claimed from when it is available again
                 self._reclaim.reached(partition, START)
                 continue
             try:
@@ -173,6 +173,10 @@ class Intake:
     async def _claim_from(self, partition: Partition, cursor: str) -> None:
         shared = self._reclaim.is_shared(partition)
         if shared and not await self._consumer.acquire_claim_lock(partition, self._reclaim.lock_ttl):
+            self._reclaim.reached(partition, START)
+            return
+        if self._consumer.is_paused(partition):  # claimed after the pause; its leases are attended meanwhile
+            await self._consumer.touch(partition)
             self._reclaim.reached(partition, START)
             return
         most = min(self._slots.spare, self._slots.room) if partition.lane == IDLE else self._slots.room
