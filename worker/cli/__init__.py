@@ -9,7 +9,7 @@
     queue_pause.py          queue pause, resume
     limit.py                limit list, show, set, hold, release
     job.py                  job list, show, watch, run, abort, remove
-    schedule.py             schedule list, add, edit, remove, pause, resume, run, backfill
+    schedule.py             schedule list, show, add, edit, remove, pause, resume, run, backfill
     queue_metrics.py        the Prometheus metrics
     top.py                  top: queues, workers and running tasks on a live screen
     dlq.py                  dlq list, show, replay, purge, export

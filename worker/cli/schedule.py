@@ -1,16 +1,19 @@
-"""`perdure schedule`: list schedules, add and change them, fire them by hand."""
+"""`perdure schedule`: list and show schedules, add and change them, fire them by hand."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from itertools import islice
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 import typer
 
 from ...queues.envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, TaskMessage
+from ...queues.errors import TaskNotFound
 from ...queues.handle import TaskHandle
 from ...queues.lanes import check_lane
 from ...queues.partitions.route import spread
@@ -22,16 +25,17 @@ from ...queues.schedules.definition import (
     Rules,
     check_schedule_name,
     last_times,
+    task_id_of,
 )
 from ...queues.schedules.firing import message_by_hand, planned_messages
 from ...queues.schedules.store import ScheduleDefinition, ScheduledRun, ScheduleStore, StoredSchedule
 from ...queues.schedules.views import ScheduleStatus
-from ...queues.wording import duration
+from ...queues.wording import duration, iso_time
 from .enqueue import PriorityOption
 from .support.connection import connected, where
 from .support.errors import Failed, Misuse, misuse_of
 from .support.options import By, in_duration, login, milliseconds_of, parser, read_app, read_object
-from .support.output import Column, StderrText, Styled, Time, Value, note
+from .support.output import Column, StderrText, Styled, Table, Time, Value, note, state_text, timestamp
 from .support.runner import LiveListing, Output, line
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -101,6 +105,54 @@ async def list_(producer: Producer) -> LiveListing:
     listing = LiveListing(_COLUMNS, found, empty=f"there is no schedule {where(producer)}")
     listing.parts += [StderrText(status.problem) for status in found if status.problem]
     return listing
+
+
+@app.command()
+@connected
+async def show(
+    producer: Producer,
+    name: Name,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Print the next N planned times.")] = 5,
+) -> Output:
+    """Show a schedule: its definition, its last runs and its next ones.
+
+    Each run has its task: of the last ones with its state, of the next ones
+    with the id that it will have.
+
+    Example: perdure schedule show nightly
+    """
+    stored = await _existing(producer, name)
+    status = ScheduleStatus.of(stored)
+    states = await asyncio.gather(*(_state_of(producer, run) for run in status.runs))
+    coming = [] if status.next is None else list(islice(stored.when.times(status.next - 1), limit))
+    data = status.summary()
+    data["runs"] = [{**run, "state": state} for run, state in zip(data["runs"], states, strict=True)]
+    data["coming"] = [{"planned": iso_time(planned), "task_id": task_id_of(name, planned)} for planned in coming]
+    runs = [
+        _Run(run.planned, run.task_id, state or "expired", run.how)
+        for run, state in zip(status.runs, states, strict=True)
+    ]
+    runs = [*(_Run(planned, task_id_of(name, planned)) for planned in reversed(coming)), *runs]
+    return Output(data, *_shown(stored).parts, "" if runs else None, Table(_RUN_COLUMNS, runs) if runs else None)
+
+
+class _Run(NamedTuple):
+    """A run of a schedule. planned: in milliseconds. state: of its task; None before the run."""
+
+    planned: int
+    task_id: str
+    state: str | None = None
+    how: str = "planned"
+
+
+async def _state_of(producer: Producer, run: ScheduledRun) -> str | None:
+    """Return the state of the task of a run; None if its record has expired."""
+    handle = await producer.find(run.task_id, run.queue)
+    try:
+        return None if handle is None else str((await handle.record()).state)
+    except TaskNotFound:
+        return None
 
 
 @app.command()
@@ -391,4 +443,12 @@ _COLUMNS: Final[Sequence[Column[ScheduleStatus]]] = (
     Column("last task", lambda status: status.runs[0].task_id if status.runs else None, least=12, fold=True),
     Column("next", lambda status: Time(status.next) if status.next else None),
     Column("state", lambda status: Styled(status.state, "yellow") if status.state else None, least=8),
+)
+
+_RUN_COLUMNS: Final[Sequence[Column[_Run]]] = (
+    Column("planned", lambda run: timestamp(run.planned), least=23),
+    Column("when", lambda run: Time(run.planned)),
+    Column("task", lambda run: run.task_id, least=12, fold=True),
+    Column("state", lambda run: None if run.state is None else state_text(run.state)),
+    Column("how", lambda run: run.how, wide=True),
 )

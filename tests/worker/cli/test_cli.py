@@ -130,7 +130,10 @@ def test_the_commands_are_these() -> None:
         *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions", "pause", "resume")),
         *(f"limit {name}" for name in ("list", "show", "set", "hold", "release")),
-        *(f"schedule {name}" for name in ("list", "add", "edit", "remove", "pause", "resume", "run", "backfill")),
+        *(
+            f"schedule {name}"
+            for name in ("list", "show", "add", "edit", "remove", "pause", "resume", "run", "backfill")
+        ),
         *(f"dlq {name}" for name in ("list", "groups", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),

@@ -80,6 +80,34 @@ async def test_a_run_by_hand_and_a_backfill_enqueue_tasks(shop: App) -> None:
     assert row["runs"][0]["how"] == "by hand"
 
 
+async def test_a_schedule_is_shown_with_its_last_and_next_runs(shop: App) -> None:
+    ran = (await tool("run", "coded")).out.strip()
+    late = (await tool("run", "coded")).out.strip()
+    async with running_worker(shop):
+        handle = await shop.producer.find(ran)
+        assert handle is not None
+        await handle.result(30)
+        other = await shop.producer.find(late)
+        assert other is not None
+        await other.result(30)
+    await redis_command(shop, "DEL", partition_of(shop).record(late))
+    shown = (await tool("show", "coded", "--limit", "3", "--json")).json
+    assert [(run["task_id"], run["state"]) for run in shown["runs"]] == [(late, None), (ran, "succeeded")]
+    assert [one["planned"] for one in shown["coming"]] == sorted(one["planned"] for one in shown["coming"])
+    assert len(shown["coming"]) == 3
+    assert shown["coming"][0] == shown["next"]
+    text = (await tool("show", "coded", "--limit", "1")).out
+    rows = text.partition("planned")[2].splitlines()[2:]
+    assert [row.split()[-2:] for row in rows] == [
+        [shown["next"]["task_id"], "-"],
+        [late, "expired"],
+        [ran, "succeeded"],
+    ]
+    assert (await tool("show", "coed")).err.endswith("did you mean 'coded'?\n")
+    await tool("pause", "coded")
+    assert (await tool("show", "coded", "--json")).json["coming"] == []
+
+
 async def test_workers_fire_what_an_operator_adds_while_they_run(shop: App) -> None:
     store = ScheduleStore(shop.producer.gateway, shop.producer.namespace)
     async with running_worker(shop):

@@ -251,6 +251,7 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings, tmp
             await check("queue", "resume", *held, *json)
             await schedule_loudly(app)
             await check("schedule", "list", *json, said=bool(json))
+            await check("schedule", "show", "loud", *json)
             loudly = ("--args", orjson.dumps({"text": HOSTILE}).decode())
             await check("schedule", "edit", "loud", *loudly, *json)
             await check("schedule", "pause", "loud", "--why", HOSTILE, *json)
