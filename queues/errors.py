@@ -353,7 +353,10 @@ class InvalidUniqueKey(QueueError, ValueError):
 
 
 class InvalidLimitUse(QueueError, ValueError):
-    """The arguments of a task make no key for one of its limits, or a cost is more than the limit lets pass at once."""
+    """The arguments of a task make no key for one of its limits, or a cost is more than the limit lets pass at once.
+
+    Also raised for an ordering key beside an ordered limit.
+    """
 
 
 class InvalidBudgetUse(QueueError, ValueError):

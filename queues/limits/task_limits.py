@@ -85,7 +85,19 @@ class TaskLimits:
         if arguments is None and self.keyed:
             secrets = {path[0] for path in orjson.loads(message.envelope).get("secrets", ()) if path}
             given = from_json(message.arguments)  # which keeps whole numbers of any size
-        return message.with_limits(tuple(use for use, _ in self.uses(given, secrets, costs)))
+        limited = message.with_limits(tuple(use for use, _ in self.uses(given, secrets, costs)))
+        if limited.ordered and message.number is not None and b'"key":' in message.envelope:
+            self._check_key(message)
+        return limited
+
+    def _check_key(self, message: TaskMessage) -> None:
+        """Raise `InvalidLimitUse` for a message with an ordering key: its tasks are in the partition of another key."""
+        if (key := orjson.loads(message.envelope).get("key")) is not None:
+            (name,) = (limit.name for limit, _ in self.limits if limit.ordered)
+            raise InvalidLimitUse(
+                f"task {self.task!r}: key must not be given beside limit {name!r}, which is ordered, got {key!r}: the "
+                "limit keeps the order of the tasks of its own key"
+            )
 
     def uses(self, given: Mapping[str, Any], secrets: Collection[str], costs: Costs | None = None) -> list[UseOfLimit]:
         """Return the uses by a call with these arguments, as JSON data. secrets: names of those that hold secrets.

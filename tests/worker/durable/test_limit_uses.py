@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from perdure import App, Context, InvalidArguments, Limit, Producer, Rate, SyncContext, TaskHandle, Unique
+from perdure import App, Context, Every, InvalidArguments, Limit, Producer, Rate, SyncContext, TaskHandle, Unique
 from perdure.queues.catalog import CatalogTask, read_catalog
-from perdure.queues.envelope import Envelope, LimitUse
+from perdure.queues.envelope import Envelope, EnvelopeTemplate, LimitUse
 from perdure.queues.errors import CatalogError, ConfigurationError, InvalidLimitUse
 from perdure.queues.limits.definition import key_digest
 from perdure.queues.limits.store import LimitStore
@@ -214,6 +214,31 @@ async def test_children_groups_and_successors_have_the_limits_of_their_tasks(app
         assert own is not None
         assert await uses(app, own) == [use("c", cost=3)]
         assert await own.result(BOUND) == "c"
+
+
+async def test_an_ordering_key_beside_an_ordered_limit_is_refused(app: App) -> None:
+    session = app.limit("session", running=1, by="tenant", ordered=True)
+    plain = app.limit("plain", total=5, by="tenant")
+
+    @app.task(limits=[session])
+    async def reply(ctx: Context, tenant: str) -> None: ...
+
+    @app.task(limits=[plain])
+    async def note(ctx: Context, tenant: str) -> None: ...
+
+    problem = "task 'reply': key must not be given beside limit 'session', which is ordered, got 'k'"
+    with pytest.raises(InvalidLimitUse, match=problem):
+        await reply.options(key="k").enqueue("a")
+    with pytest.raises(InvalidLimitUse, match=problem):
+        await reply.options(key="k").enqueue_many([{"tenant": "a"}])
+    with pytest.raises(InvalidLimitUse, match=problem):
+        app.schedule("nightly", reply.options(key="k"), Every(60), args={"tenant": "a"})
+    published = CatalogTask("reply", "shop", limits=reply.limits.published() if reply.limits else None)
+    message = EnvelopeTemplate("reply").message(b'{"tenant":"a"}', key="k")
+    with pytest.raises(InvalidLimitUse, match=problem):
+        published.limited(message)
+    assert await uses(app, await reply.options(task_id="own").enqueue("key")) == [use("key", name="session", flags="o")]
+    assert await uses(app, await note.options(key="k").enqueue("a")) == [use("a", name="plain")]
 
 
 # producers that know the catalog only
