@@ -241,6 +241,11 @@ def to_amount(unit: str, given: object, what: str = "a budget") -> int:
     return max(1, int((number * _SCALE[unit]).quantize(Decimal(1), ROUND_HALF_UP)))
 
 
+def from_amount(unit: str, amount: int) -> int | float:
+    """Return an amount as people count it: whole tokens or steps, dollars, seconds."""
+    return amount if _SCALE[unit] == 1 else amount / _SCALE[unit]
+
+
 def parse_amount(unit: str, text: str) -> int:
     """Return an amount that a person wrote: `200_000`, `$1.50`, `90s`, `2h`. Raises `ValueError`."""
     bare = text.strip().replace("_", "").replace(",", "")

@@ -19,7 +19,8 @@ from ..runtime import RUNTIME
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import pairs, queue_script
-from .definition import UNITS, budget_name
+from ..wording import iso_time
+from .definition import UNITS, budget_name, from_amount
 
 KEPT_MS: Final = 400 * 86_400_000
 """Milliseconds for which a ledger without a window is kept after its last charge; as long as an open wait."""
@@ -82,6 +83,16 @@ class Ledger(NamedTuple):
     def name(self) -> str:
         """Name of the budget; empty for that of a task."""
         return budget_name(self.ledger)
+
+    def summary(self) -> dict[str, Any]:
+        """Return it as JSON data: money in dollars, time in seconds."""
+        found: dict[str, Any] = {"ledger": self.ledger, "name": self.name or None, "key": self.label or None}
+        for kind in ("spent", "limits", "raised", "total"):
+            amounts: Mapping[str, int] = getattr(self, kind)
+            found[kind] = {unit: from_amount(unit, amount) for unit, amount in amounts.items()}
+        times = {"at": self.at, "window_ends": self.ends_ms}
+        found |= {name: iso_time(at) if at else None for name, at in times.items()}
+        return found | {"asks": self.asker.rpartition("task:")[2] or None, "raised_by": self.by or None}
 
 
 class BudgetStore:

@@ -54,6 +54,7 @@ COMMANDS = (
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
     LazyCommand("queue", ".queue:app", "List, pause and purge queues, list junk, export metrics, set partitions."),
     LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),
+    LazyCommand("budget", ".budget:app", "List, show, raise and reset budgets."),
     LazyCommand("job", ".job:app", "List, watch, continue and abort jobs over many tasks."),
     LazyCommand("schedule", ".schedule:app", "List, add, change, pause and fire schedules."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
