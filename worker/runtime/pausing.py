@@ -11,7 +11,6 @@ from ...queues.pauses import PauseRule, Pauses, Woken, wake_paused
 from ...queues.transport.gateway import Gateway
 from ..log import FirstOfEach, logger
 from .executor import Executor
-from .maintenance.promoter import Promoter
 from .reclaim import ReclaimSchedule
 
 
@@ -24,7 +23,6 @@ class WorkerPauses:
         namespace: Namespace,
         consumer: Consumer,
         reclaim: ReclaimSchedule,
-        promoter: Promoter,
         executor: Executor,
         queues: Sequence[str],
     ) -> None:
@@ -33,7 +31,6 @@ class WorkerPauses:
         self._namespace = namespace
         self._consumer = consumer
         self._reclaim = reclaim
-        self._promoter = promoter
         self._executor = executor
         self._queues = queues
         self._stored: Mapping[bytes, bytes] = {}
@@ -56,7 +53,6 @@ class WorkerPauses:
             await self._consumer.pause(self.known.queues)
             if before.queues.keys() - self.known.queues.keys():
                 self._reclaim.request()  # of lost workers, and what was released when the queue was paused
-                self._promoter.wake_all()  # tasks that wait for limits
         self._log(before)
 
     def _log(self, before: Pauses) -> None:

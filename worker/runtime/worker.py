@@ -299,9 +299,7 @@ class Worker:
             from .pausing import WorkerPauses
 
             place = (self._gateway, self._namespace)
-            self._pauses = WorkerPauses(
-                *place, self._consumer, self._reclaim, self._promoter, self._executor, self.queues
-            )
+            self._pauses = WorkerPauses(*place, self._consumer, self._reclaim, self._executor, self.queues)
         await self._pauses.apply(stored)
 
     async def _wake_paused(self, partition: Partition) -> None:

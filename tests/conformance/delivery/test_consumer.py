@@ -689,6 +689,38 @@ async def test_forgetting_in_an_unused_partition_removes_nothing(
     assert await a.remove_idle_consumers(namespace.partition("other"), -1.0, present=[]) == 0
 
 
+# paused queues
+
+
+async def test_a_paused_queue_is_not_read_but_its_nudges_are(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    other = namespace.partition("other")
+    a = await worker(gateway, partition, other)
+    await a.pause({"default"})
+    waits, found = await producer.enqueue("t", queue="default"), await producer.enqueue("t", queue="other")
+    await a.nudge(partition)
+    taken = await a.read(8, block=None)
+    assert (ids(taken.deliveries), taken.claimable) == ([found.id], True)
+    assert (a.is_paused(partition), a.is_paused(other)) == (True, False)
+    assert await read(a, 8) == []
+    await a.pause(())
+    assert ids(await read(a, 8)) == [waits.id]
+
+
+async def test_a_pause_ends_a_blocking_read(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    needs_server(gateway, "CLIENT UNBLOCK is not there")
+    a, reader = blocking(gateway, partition)
+    await a.create_groups()
+    waiting = asyncio.create_task(a.read(1, block=BOUND))
+    await until_blocked(gateway, partition)
+    await a.pause({"default"})
+    await producer.enqueue("t", queue="default")
+    assert (await asyncio.wait_for(waiting, BOUND / 2)).deliveries == []
+    assert (await a.read(1, block=0.01)).deliveries == []
+    await reader.close()
+
+
 # nudging
 
 

@@ -121,14 +121,18 @@ async def test_a_worker_that_starts_later_follows_and_a_burst_ends(
     async def quick(ctx: Context) -> int:
         return 1
 
-    handle = await quick.enqueue()
+    @app.task(limits=[app.limit("one", total=1)])
+    async def limited(ctx: Context) -> int:
+        return 2
+
+    handle, waits = await quick.enqueue(), await limited.enqueue()
     rule = await operator.pause("shop", followed=False)
     await work_off(app)
-    assert await handle.status() is State.QUEUED
+    assert (await handle.status(), await waits.status()) == (State.QUEUED, State.LIMITED)
     assert any("queue shop is paused: 1 task is left; to go on: perdure queue resume shop" in line for line in log)
     await operator.resume(rule, followed=False)
     await work_off(app)
-    assert await handle.result(timeout=BOUND) == 1
+    assert (await handle.result(timeout=BOUND), await waits.result(timeout=BOUND)) == (1, 2)
 
 
 async def test_the_task_of_a_dead_worker_is_claimed_after_the_pause_and_its_crash_counted_once(
@@ -247,6 +251,33 @@ async def test_arguments_that_cannot_be_read_are_no_dead_letter_while_the_task_i
             assert await task.cancel() is State.CANCELLED
         await operator.resume(rule)
         await operator.resume(unknown)
+
+
+async def test_a_task_that_is_to_be_cancelled_is_not_parked(app: App, operator: Operator) -> None:
+    """It would be due at once, and parked again and again, by a worker that does not know its clean-up task."""
+
+    @app.task
+    async def clean(ctx: Context, ended: str) -> None: ...
+
+    @app.task(on_end=clean)
+    async def report(ctx: Context) -> None: ...
+
+    rule = await operator.pause(task="report", followed=False)
+    handle = await report.enqueue()
+    await work_off(app)
+    await is_parked(handle)
+    assert await handle.cancel() is State.SCHEDULED
+    other = App("shop", settings=app.settings)
+
+    @other.task
+    async def quick(ctx: Context) -> None: ...
+
+    async with other:
+        await work_off(other)
+        assert (await handle.record()).paused_by is None
+    await operator.resume(rule, followed=False)
+    await work_off(app)
+    assert await handle.status() is State.CANCELLED
 
 
 async def test_a_woken_run_and_a_retry_are_parked_too_and_keep_their_counters(app: App, operator: Operator) -> None:

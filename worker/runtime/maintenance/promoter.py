@@ -88,11 +88,6 @@ class Promoter:
             self._next[partition] = 0.0
             self._woken.set()
 
-    def wake_all(self) -> None:
-        """Check all partitions now."""
-        self._next = dict.fromkeys(self._next, 0.0)
-        self._woken.set()
-
     def take_over(self) -> None:
         """Check all partitions now and take over their locks.
 
