@@ -10,6 +10,9 @@ A firing has three acts, and a worker may die, or be stopped for long, between a
    later, so that the claim may move on to the next partition, with the times that are left.
 3. The schedule notes the last planned time, the runs and the next look, and drops the claim.
 
+Before the claim, the queue must have room for the tasks, if their task has a `max_depth` in the catalog. Without room,
+the schedule notes that, and looks again: the planned times are late until there is room, or missed.
+
 Acts 1 and 3 compare the revision of the schedule. No lock is needed for this: that of the caller only saves work. Times
 are those of Redis. If its clock is set back, no time is fired again, since later ones were: the schedule waits until
 the clock has passed the last one.
@@ -17,14 +20,18 @@ the clock has passed the last one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from ..catalog import Catalog, read_catalog
 from ..enqueueing import BatchEnqueuer, KeyClaim
 from ..envelope import TaskMessage
-from ..errors import ScheduleError, Unavailable
+from ..errors import CatalogError, QueueFull, ScheduleError, Unavailable
 from ..keys import LEFT_TTL_MS, Namespace, Partition
 from ..partitions.router import PartitionRouter
 from ..runtime import RUNTIME
@@ -32,8 +39,8 @@ from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import milliseconds, queue_script
 from .call import ScheduledCall
-from .definition import make_plan, task_id_of
-from .store import KEPT_MS, ScheduledRun, ScheduleStore, StoredSchedule, encode_runs, removal
+from .definition import MAX_MISSED, make_plan, task_id_of
+from .store import FULL, KEPT_MS, ScheduledRun, ScheduleStore, StoredSchedule, encode_runs, removal
 
 _FIRE: Final = queue_script("fire_schedule")
 
@@ -49,6 +56,9 @@ _LATER_MS: Final = 30_000
 _REST_MS: Final = 600_000
 """Milliseconds after which a schedule is looked at again that fires nothing."""
 
+_FULL_MS: Final = 2_000
+"""Milliseconds after which a schedule is looked at again whose queue has no room."""
+
 _CLOSED: Final = -1
 _ENDED: Final = -2
 
@@ -63,11 +73,12 @@ class Fired(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Outcome of one round. wait: seconds until the next look, None if there is no schedule. failed: by name."""
+    """Outcome of one round. wait: seconds until the next look, None if there is no schedule. failed, full: by name."""
 
     fired: list[Fired]
     wait: float | None
     failed: dict[str, Exception]
+    full: dict[str, QueueFull]
 
 
 class _Place(NamedTuple):
@@ -91,17 +102,28 @@ class ScheduleFirer:
 
     Args:
         retention: Seconds for which the record of a task is kept that a unique one replaces.
+        catalog: Returns what workers have published. Default: it is read.
     """
 
-    def __init__(self, gateway: Gateway, namespace: Namespace, *, retention: float) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        namespace: Namespace,
+        *,
+        retention: float,
+        catalog: Callable[[], Awaitable[Catalog]] | None = None,
+    ) -> None:
         self._gateway = gateway
         self._namespace = namespace
         self._store = ScheduleStore(gateway, namespace)
         self._retention = retention
+        self._catalog = catalog or partial(read_catalog, gateway, namespace)
+        self._full: dict[str, QueueFull] = {}
         self._routers: dict[str, PartitionRouter] = {}
 
     async def fire_due(self) -> Round:
         """Fire what has come; return that, and when to look again."""
+        self._full = {}
         index = self._namespace.schedules
         time, listed = await self._gateway.pipeline(
             [("TIME",), ("ZRANGE", index, 0, _BATCH - 1, "WITHSCORES")], node_of=index
@@ -126,7 +148,7 @@ class ScheduleFirer:
         if len(due) == _BATCH:
             later.append(now)
         wait = max(0.0, (min(later) - now) / 1000) if later else None
-        return Round(fired, wait, failed)
+        return Round(fired, wait, failed, self._full)
 
     async def _look(self, name: str) -> tuple[list[Fired], float | None]:
         """Fire one schedule, as far as its time has come; return what was fired, and the time of the next look."""
@@ -158,12 +180,38 @@ class ScheduleFirer:
             await self._store.write(read, change, look=round(look))
             return [], look
         call = read.call
+        room = await self._room(name, call)
+        if room < len(plan.fire):
+            if room == 0:
+                look = read.now + _FULL_MS
+                await self._store.write(read, {FULL: read.now}, look=look)
+                return [], look
+            fire, look = plan.fire[:room], read.now + _FULL_MS
+            plan = replace(plan, fire=fire, last=fire[-1], next=plan.fire[room])
         claim: dict[str, Any] = {"times": plan.fire, "queue": call.queue, "index": await self._index(name, call)}
         claim |= {"last": plan.last, "next": plan.next, "look": look, "dropped": plan.dropped, "epoch": read.epoch}
-        change = {"firing": orjson.dumps(claim), "firing:call": read.stored_call}
+        change = {"firing": orjson.dumps(claim), "firing:call": read.stored_call, FULL: ""}
         if not await self._store.write(read, change):
             return [], read.now  # another worker claims it, or it was changed: look again
         return await self._complete(await self._store.read(name)), look
+
+    async def _room(self, name: str, call: ScheduledCall) -> int:
+        """Return the number of tasks that the queue has room for."""
+        limit = None
+        for listed in (await self._catalog()).named(call.task, call.app):
+            if listed.queue == call.queue:
+                with suppress(CatalogError):  # another program wrote it
+                    limit = listed.max_depth()
+        if limit is None:
+            return MAX_MISSED
+        from ..depth import read_depths
+
+        router = self._router(call)
+        await router.refresh()
+        depth = sum(await read_depths(self._gateway, router.partitions, most=limit.depth))
+        if depth >= limit.depth:
+            self._full[name] = QueueFull(call.queue, depth, limit.depth)
+        return max(0, limit.depth - depth)
 
     async def _complete(self, read: StoredSchedule) -> list[Fired]:
         """Store the tasks of a claim, and note that."""

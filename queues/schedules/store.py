@@ -30,6 +30,12 @@ from ..transport.scripts import milliseconds, pairs
 from .call import ScheduledCall
 from .definition import Cron, Every, Rules, read_when
 
+FULL: Final = "full"
+"""Field with the time at which a worker found no room in the queue, in milliseconds."""
+
+FULL_MS: Final = 10_000
+"""Milliseconds for which that counts: workers look again before."""
+
 MAX_RUNS: Final = 20
 """Firings that a schedule remembers."""
 
@@ -179,6 +185,11 @@ class StoredSchedule:
     def ahead(self) -> bool:
         """Whether the last planned time is later than Redis' clock, which was set back: nothing is fired until then."""
         return self.last > self.now
+
+    @property
+    def full(self) -> bool:
+        """Whether a planned time waits for room in the queue."""
+        return self.now - self.number(FULL) < FULL_MS
 
     @property
     def next(self) -> int | None:

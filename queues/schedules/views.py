@@ -112,4 +112,6 @@ def _state(stored: StoredSchedule) -> str:
         return "paused"
     if not stored.published:
         return "no worker has it"
+    if stored.full:
+        return "queue is full"
     return "clock was set back" if stored.ahead else ""

@@ -11,6 +11,8 @@ import orjson
 import pytest
 from perdure import Every, Unique
 from perdure.queues import Gateway, Namespace, Partition, Producer, State
+from perdure.queues.catalog import AppEntry, CatalogTask, publish_entry
+from perdure.queues.depth import MaxDepth
 from perdure.queues.envelope import Envelope, EnvelopeTemplate, LimitUse
 from perdure.queues.errors import ScheduleError
 from perdure.queues.partitions.resharding import set_partitions
@@ -18,6 +20,7 @@ from perdure.queues.schedules.call import ScheduledCall
 from perdure.queues.schedules.definition import Rules, task_id_of
 from perdure.queues.schedules.firing import ScheduleFirer
 from perdure.queues.schedules.store import FRESH_MS, ScheduleDefinition, ScheduleStore, StoredSchedule
+from perdure.queues.schedules.views import ScheduleStatus
 from perdure.queues.transport.scripts import Script, milliseconds, queue_script
 from perdure.queues.unique import UniqueTask
 
@@ -473,3 +476,52 @@ def test_a_stored_schedule_tolerates_any_bytes() -> None:
     fields = dict.fromkeys((b"owner", b"runs", b"firing", b"paused", b"last", b"seen", b"rules"), b"\xff\x00{")
     read = StoredSchedule("s", fields, 0)
     assert (read.runs, read.firing, read.paused, read.last) == ([], {}, {}, 0)
+
+
+async def test_a_planned_time_waits_for_room_in_its_queue(
+    gateway: Gateway, namespace: Namespace, partition: Partition, store: ScheduleStore, producer: Producer
+) -> None:
+    published = CatalogTask("report", "default", app="shop", depth=MaxDepth(3).published())
+    await publish_entry(gateway, namespace, AppEntry("shop", [published]), 0)
+    waiting = [await producer.enqueue("other", queue="default") for _ in range(3)]
+    await store.add(hourly(missed="all"))
+    last = await put_back(store, 3)
+    firer = ScheduleFirer(gateway, namespace, retention=60.0)
+    for _ in range(2):
+        done = await firer.fire_due()
+        assert (done.fired, done.failed) == ([], {})
+        assert done.full["report"].depth == 3
+        assert done.wait is not None
+        assert 0 < done.wait < 3
+        assert ScheduleStatus.of(await store.read("report")).state == "queue is full"
+        await gateway.command("ZADD", namespace.schedules, 0, "report")
+    for handle in waiting[:2]:
+        await handle.cancel()
+    fired = (await firer.fire_due()).fired
+    assert [one.run.planned for one in fired] == [last - 2 * HOUR, last - HOUR]
+    read = await store.read("report")
+    assert (read.last, read.next, ScheduleStatus.of(read).state) == (last - HOUR, last, "")
+    await gateway.command("ZADD", namespace.schedules, 0, "report")
+    await waiting[2].cancel()
+    fired = (await firer.fire_due()).fired
+    assert [one.run.planned for one in fired] == [last]
+    for task_id in await stored_tasks(gateway, partition):
+        await gateway.command("DEL", partition.record(task_id), partition.due)
+    await clean(gateway, store)
+
+
+async def test_the_depth_of_another_queue_or_app_is_of_no_concern(
+    gateway: Gateway, namespace: Namespace, partition: Partition, store: ScheduleStore, producer: Producer
+) -> None:
+    full = MaxDepth(1).published()
+    entry = AppEntry("shop", [CatalogTask("report", "elsewhere", app="shop", depth=full)])
+    await publish_entry(gateway, namespace, entry, 0)
+    damaged = AppEntry("bad", [CatalogTask("report", "default", app="bad", depth={"max_depth": "many"})])
+    await publish_entry(gateway, namespace, damaged, 1)
+    waiting = await producer.enqueue("other", queue="default")
+    await store.add(hourly())
+    await put_back(store, 1)
+    [fired] = (await ScheduleFirer(gateway, namespace, retention=60.0).fire_due()).fired
+    await waiting.cancel()
+    await gateway.command("DEL", partition.record(fired.run.task_id), partition.due)
+    await clean(gateway, store)

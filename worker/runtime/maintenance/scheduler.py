@@ -44,6 +44,8 @@ class Scheduler:
         self._retention = retention
         self._errors = LoopErrors("fire schedules")
         self._known = FirstOfEach()
+        self._full: set[str] = set()
+        """Schedules that wait for room in their queues."""
 
     async def run(self) -> None:
         """Fire schedules; return when no schedule is left."""
@@ -70,12 +72,19 @@ class Scheduler:
             waits = await acquire(renew=True)
             if another := waits[""]:
                 return another * RUNTIME.uniform(1.0, 1.2)
-            done = await ScheduleFirer(gateway, namespace, retention=self._retention()).fire_due()
+            retention, catalog = self._retention(), self._producer.catalog
+            done = await ScheduleFirer(gateway, namespace, retention=retention, catalog=catalog).fire_due()
         except QueueError as error:
             self._errors.note(error)
             return _MAX_SLEEP
         for fired in done.fired:
             self._log(fired)
+        for name in done.full.keys() - self._full:
+            full = done.full[name]
+            logger.warning(
+                "schedule {} waits: queue {!r} has no room (max_depth {:,})", name, full.queue, full.max_depth
+            )
+        self._full = (self._full | done.full.keys()) - {fired.schedule for fired in done.fired}
         if done.failed:
             self._note(done.failed)
             return _UNFIT  # another worker may have what is missing here, such as a key
