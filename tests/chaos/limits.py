@@ -217,7 +217,7 @@ def register_limits(app: App) -> None:
 _LISTS: Final = frozenset(
     {*("limited", "turns", "rings", "kept"), *("waiting", "joins", "join", "open", "todo", "outbox")}
 )
-"""Kinds of keys that only tasks have which have not ended."""
+"""Kinds of keys that only tasks have which have not ended; what marks a closed join has a TTL."""
 
 
 async def left_over(producer: Producer) -> list[str]:
@@ -233,7 +233,7 @@ async def left_over(producer: Producer) -> list[str]:
     for key in keys:
         _, _, name = key.partition("}:")
         if name.partition(":")[0] in _LISTS:
-            found.append(key)
+            found += [key] if await producer.gateway.command("PTTL", key) == -1 else []
         elif name.startswith("holders:"):
             members = await producer.gateway.command("ZRANGEBYSCORE", key, f"({now:.0f}", "+inf")
             found += [f"{name} {member.decode()}" for member in members]

@@ -171,3 +171,15 @@ def test_a_grandchild_is_cancelled_with_the_parent_of_its_parent() -> None:
     events += [final(PARENT, "family", "cancelled", None), branch, grandchild]
     assert rules(*events, (2.5, "cancel", {"task": PARENT})) == set()
     assert rules(*events) == {"cancelled unasked"}
+
+
+def test_code_outside_of_steps_enqueues_again_in_each_run() -> None:
+    name = "awaits-1"
+    spot = f"{name}/other"
+    grown = {"spot": spot, "token": "2.2/step-0/1"}
+    told = [(0.0, "begins", {"lease": 2.0}), run(1.5, name, "awaits", "1.1"), run(2.5, name, "awaits", "1.2")]
+    told += [(5.0, "returned", {"task": name, "run": "1.2", "result": [grown["token"]]})]
+    told += [final(name, "awaits", "succeeded", [grown["token"]])]
+    two = [*child("leaf-1", 2, "2.1", spot), *child("leaf-2", 3, "2.2", spot)]
+    assert "child doubled" not in rules(*told, *two)
+    assert "child doubled" in rules(*told, *two, *child("leaf-3", 4, "2.3", spot))

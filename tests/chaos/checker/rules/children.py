@@ -1,7 +1,8 @@
 """Rules of children: none is lost, none is doubled, and each result is that of its spot.
 
 A spot is the id of the parent and the place of the child in it. A spot has one child, and another one for each attempt
-of the parent that has failed.
+of the parent that has failed. A parent that enqueues a task by itself and awaits it may do so again in each run: code
+outside of steps runs again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _check_doubled(history: History, spot: str, children: list[Task]) -> Iterato
     children.sort(key=lambda task: task.births[0].at)
     failed = 0 if parent is None else sum(run.failed for run in parent.runs)
     lost = sum(history.lost(earlier.births[0].at, later.births[0].at) for earlier, later in pairwise(children))
-    if len(children) > 1 + failed + lost:
+    again = len(parent.runs) if parent is not None and parent.kind == "awaits" else 1 + failed
+    if len(children) > again + lost:
         what = f"spot {spot} has {len(children)} children, and {failed} attempts of its parent have failed"
         yield Violation("child doubled", what, tuple(line for child in children for line in _lines(child)[:3]))
 
