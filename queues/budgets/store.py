@@ -131,7 +131,7 @@ class BudgetStore:
         """Add amounts to a budget, and wake the tasks that wait for it. Return False if its number is another one.
 
         Args:
-            number: `Standing.raises` as the caller has read it; None for any.
+            number: `Standing.raises` as the caller has read it; None for whatever it is now.
             by: who does it.
             again: begin it again: nothing counts as spent, and former raises are forgotten.
 
@@ -139,15 +139,18 @@ class BudgetStore:
             BudgetNotFound: nothing was charged to the ledger yet.
         """
         keys = self._namespace.ledger(ledger)
-        expected: Argument = "" if number is None else number
         sealed = self._sealed(keys.place, ledger, _BY, by)
-        args: list[Argument] = [expected, RUNTIME.token(8), "1" if again else "", sealed, KEPT_MS]
-        args += [amounts.get(unit, "") for unit in UNITS]
-        reply = await self._gateway.run(_RAISE, [keys.ledger, keys.waiting], args)
-        if reply[0] == -1:
-            raise BudgetNotFound(f"nothing was charged to budget {ledger} yet")
-        if reply[0] == 0:
-            return False
+        while True:
+            known = await self._gateway.command("HGET", keys.ledger, "number") if number is None else number
+            args: list[Argument] = [known or 0, RUNTIME.token(8), "1" if again else "", sealed]
+            args += [amounts.get(unit, "") for unit in UNITS]
+            reply = await self._gateway.run(_RAISE, [keys.ledger, keys.waiting], args)
+            if reply[0] == -1:
+                raise BudgetNotFound(f"nothing was charged to budget {ledger} yet")
+            if reply[0] == 1:
+                break
+            if number is not None:
+                return False
         await wake_parked(self._gateway, self._namespace, [waiter.decode("utf-8", "replace") for waiter in reply[2]])
         return True
 
@@ -209,7 +212,7 @@ class BudgetStore:
             return None
 
         def amounts(kind: str) -> dict[str, int]:
-            read = {unit: _number(fields.get(f"{kind}:{unit}".encode())) for unit in UNITS}
+            read = {unit: _number(fields.get(f"{kind}_{unit}".encode())) for unit in UNITS}
             return {unit: amount for unit, amount in read.items() if amount is not None}
 
         raised = amounts("raised")

@@ -15,8 +15,8 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- a key of another type ends the script here, before its first write
-local stored = redis.call('HMGET', KEYS[1], 'number', 'noticed', 'kept', 'spent:tokens', 'spent:usd', 'spent:steps',
-  'spent:seconds', 'raised:tokens', 'raised:usd', 'raised:steps', 'raised:seconds', 'ends')
+local stored = redis.call('HMGET', KEYS[1], 'number', 'noticed', 'kept', 'spent_tokens', 'spent_usd', 'spent_steps',
+  'spent_seconds', 'raised_tokens', 'raised_usd', 'raised_steps', 'raised_seconds', 'ends')
 local known = redis.call('ZSCORE', KEYS[2], ARGV[2])
 redis.call('ZSCORE', KEYS[3], '')
 local function count(at)
@@ -44,10 +44,10 @@ if charges then
   redis.call('HSET', KEYS[1], 'number', text(number), 'at', text(now))
   for i = 1, 4 do
     if ARGV[6 + 2 * i] ~= '' then
-      redis.call('HSET', KEYS[1], 'spent:' .. UNITS[i], text(spent[i]))
+      redis.call('HSET', KEYS[1], 'spent_' .. UNITS[i], text(spent[i]))
     end
     if ARGV[5 + 2 * i] ~= '' then
-      redis.call('HSET', KEYS[1], 'limit:' .. UNITS[i], ARGV[5 + 2 * i])
+      redis.call('HSET', KEYS[1], 'limit_' .. UNITS[i], ARGV[5 + 2 * i])
     end
   end
   if notice == '1' then
@@ -61,7 +61,7 @@ if charges then
   elseif not stored[12] then
     stored[12] = text(now + ARGV[3])
     redis.call('HSET', KEYS[1], 'ends', stored[12])
-    redis.call('PEXPIREAT', KEYS[1], stored[12])
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
   end
   redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. text(now - 3600000))
   redis.call('ZADD', KEYS[2], text(now), ARGV[2])

@@ -7,6 +7,7 @@ holds for all scripts.
 | file | scripts |
 |---|---|
 | `test_admission` | admit_limited, await_limit, count_limited, enqueue_limited, look_limited |
+| `test_budgets` | ask_for_budget, charge_budget, raise_budget |
 | `test_bury_and_replay` | bury, discard, replay |
 | `delivery/test_checkpoint_edit` | edit_checkpoint |
 | `delivery/test_checkpoint` | load_history, read_log, write_checkpoint |

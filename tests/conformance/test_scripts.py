@@ -31,6 +31,7 @@ from perdure.queues import (
     set_partitions,
 )
 from perdure.queues.admission import Admission
+from perdure.queues.budgets.store import BudgetStore
 from perdure.queues.delivery.checkpoint import Position, close_exported, edit_checkpoint, load_history, read_mark
 from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost
@@ -46,7 +47,7 @@ from perdure.queues.derived_tasks import (
     store_copy,
     store_fork,
 )
-from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate, LimitUse
+from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, BudgetUse, Envelope, EnvelopeTemplate, LimitUse
 from perdure.queues.event_log import read_events
 from perdure.queues.handle import cancel_task
 from perdure.queues.inbox import read_inbox
@@ -377,7 +378,11 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
 
 
 async def limit(gateway: Gateway, namespace: Namespace) -> None:
-    """Call every script of limits."""
+    """Call every script of limits and budgets."""
+    budgets = BudgetStore(gateway, namespace)
+    (standing,) = await budgets.charge([BudgetUse("t1", "", {"tokens": 1})], "a", {"tokens": 1})
+    assert await budgets.wait("t1", namespace.partition("default"), "t1", standing.raises)
+    assert await budgets.raise_("t1", {"tokens": 1})
     store, uses = LimitStore(gateway, namespace), [LimitUse("openai", "0" * 16)]
     await store.publish([Limit("openai", total=2, running=1, by="tenant", rate="5/m")], "app", starts=True)
     assert (await store.take([TakeRequest("a", uses)])).answers[0].granted

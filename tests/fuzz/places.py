@@ -103,8 +103,18 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
     SessionPartition: frozenset({"namespace", "index", "shared_keys", "lane"}),
     LimitKeys: frozenset({"namespace", "place", "of_uses"}),
     Namespace: frozenset(
-        {"name", "partition", "session_partitions", "shared_keys", "task_keys", "token", "unique", "worker_channel"}
-        | {"limits", "schedule_channel", "schedule_place", "pause_channel", "pause_place"}
+        {
+            "name",
+            "partition",
+            "session_partitions",
+            "shared_keys",
+            "task_keys",
+            "token",
+            "unique",
+            "ledger",
+            "ledger_index",
+        }
+        | {"limits", "worker_channel", "schedule_channel", "schedule_place", "pause_channel", "pause_place"}
     ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""
@@ -150,6 +160,11 @@ def places(namespace: Namespace, partition: Partition, sessions: SessionPartitio
     yield Place("Namespace.token", "string", token.encode(), named=True)
     unique = f"{{{namespace.name}:~unique:{partition.index}}}:unique:"
     yield Place("Namespace.unique", "string", unique.encode(), named=True)
+    budgets = f"{{{namespace.name}:~budgets:{partition.index}}}:"
+    ledger_types: dict[str, Type] = {"ledger": "hash", "charged": "zset", "asks": "zset"}
+    for name, kind in ledger_types.items():
+        yield Place(f"Namespace.ledger.{name}", kind, f"{budgets}{name}:".encode(), named=True)
+    yield Place("Namespace.ledger_index", "zset", f"{budgets}ledgers".encode(), named=False)
 
 
 def _place(owner: Any, name: str, kind: Type) -> Place:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perdure import Limit
-from perdure.queues.envelope import LimitUse
+from perdure.queues.budgets.store import BudgetStore
+from perdure.queues.envelope import BudgetUse, LimitUse
 from perdure.queues.limits.store import LimitStore, ReleaseRequest, TakeRequest
 
 from tests.conformance.late import Moments, Scene, Table
@@ -53,4 +54,48 @@ async def definition(scene: Scene, variant: bool) -> Moments:
     late, store = await hold_bytes(scene, "publish_limit")
     await late.publish([LIMIT], "app", starts=variant)
     await store.publish([Limit("openai", total=7)], "other", starts=True)
+    yield
+
+
+TASK = BudgetUse("x", "", {"tokens": 100})
+
+
+@LIMITS.case
+async def charge_of_a_budget(scene: Scene) -> Moments:
+    """It counts no second time, also if the budget was raised or begins again since."""
+    scene.hold("charge_budget")
+    late, store = (BudgetStore(through, scene.namespace) for through in (scene.late, scene.gateway))
+    (standing,) = await late.charge([TASK], "a", {"tokens": 60})
+    assert standing.spent["tokens"] == 60
+    yield
+    await store.raise_("x", {"tokens": 50})
+    yield
+    await store.reset("x")
+    yield
+
+
+@LIMITS.each("raise", "reset")
+async def raise_of_a_budget(scene: Scene, variant: str) -> Moments:
+    """Another operator has raised it since."""
+    late, store = (BudgetStore(through, scene.namespace) for through in (scene.late, scene.gateway))
+    await store.charge([TASK], "a", {"tokens": 60})
+    scene.hold("raise_budget")
+    assert await late.raise_("x", {"tokens": 50}, again=variant == "reset")
+    yield
+    await store.charge([TASK], "b", {"tokens": 1})
+    await store.raise_("x", {"tokens": 7})
+    yield
+
+
+@LIMITS.case
+async def question_about_a_budget(scene: Scene) -> Moments:
+    """It was raised since, and another task asks."""
+    late, store = (BudgetStore(through, scene.namespace) for through in (scene.late, scene.gateway))
+    (standing,) = await store.charge([TASK], "a", {"tokens": 100})
+    scene.hold("ask_for_budget")
+    assert await late.wait("x", scene.partition, "x", standing.raises)
+    await store.raise_("x", {"tokens": 7})
+    yield
+    (standing,) = await store.charge([TASK], "b", {"tokens": 7})
+    assert await store.wait("x", scene.partition, "y", standing.raises)
     yield

@@ -11,6 +11,7 @@ from perdure.queues.budgets.definition import ledger_id
 from perdure.queues.budgets.store import BudgetStore
 from perdure.queues.envelope import BudgetUse
 from perdure.worker.settings import Settings
+
 from tests.support.command_line import Answer, call
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
