@@ -29,6 +29,8 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── QueueFull               as many tasks wait as max_depth allows
 │   ├── InvalidUniqueKey        the arguments make no key for a unique task
 │   ├── InvalidLimitUse         the arguments make no key for a limit of the task, or its cost is too large
+│   ├── InvalidBudgetUse        the arguments make no key for a budget of the task, or there are too many
+│   ├── BudgetNotFound          nothing was charged to a budget of this name, key or task yet
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── JobError                a job over many tasks is unknown, its name is taken, or it has ended
 │   ├── ScheduleError           a schedule is unknown, its name is taken, or it cannot be read

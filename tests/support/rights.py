@@ -16,6 +16,8 @@ from typing import Any, Final
 import redis
 from perdure import App, Context, Producer, Settings, State, TaskHandle, Unique, Worker
 from perdure.queues import Namespace, Refused
+from perdure.queues.budgets.store import BudgetStore
+from perdure.queues.envelope import BudgetUse
 from perdure.queues.keys import SessionPartition
 from perdure.queues.limits.store import LimitStore
 from perdure.queues.transport.rights import ROLES
@@ -439,6 +441,23 @@ def _lists(*commands: tuple[str, ...]) -> Callable[[Stage, str], object]:
     return attempt
 
 
+async def _charge(producer: Producer) -> None:
+    use = BudgetUse("raw", "", {"tokens": 100})
+    await BudgetStore(producer.gateway, producer.namespace).charge([use], "nonce", {"tokens": 1})
+
+
+def _show_budget(stage: Stage, role: str) -> None:
+    stage.api(O, _charge)
+    stage.cli("budget", "list")
+    stage.cli("budget", "show", "raw")
+
+
+def _budget(stage: Stage, role: str) -> None:
+    stage.api(O, _charge)
+    stage.cli("budget", "raise", "raw", "--tokens", "1")
+    stage.cli("budget", "reset", "raw", "--yes")
+
+
 def _replay(stage: Stage, role: str) -> None:
     async def fail(producer: Producer) -> str:
         handle = await producer.enqueue("fails", queue="stage")
@@ -497,6 +516,8 @@ ACTS: Final = (
     ),
     Act("list limits: `perdure limit list`, `show`", INSIDERS, _lists(("limit", "list"), ("limit", "show", "scarce"))),
     Act("change limits: `limit.hold`, `perdure limit set`, `hold`, `release`", WRITERS, _limit),
+    Act("list budgets: `perdure budget list`, `show`", INSIDERS, _show_budget),
+    Act("change budgets: `perdure budget raise`, `reset`", WRITERS, _budget),
     Act("list schedules: `perdure schedule list`", INSIDERS, _lists(("schedule", "list"))),
     Act("change schedules: `perdure schedule add`, `edit`, `pause`, `resume`, `run`, `remove`", WRITERS, _schedule),
     Act("pause queues and tasks: `perdure queue pause`, `resume`", WRITERS, _pause),

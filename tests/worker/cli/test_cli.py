@@ -130,6 +130,7 @@ def test_the_commands_are_these() -> None:
         *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions", "pause", "resume")),
         *(f"limit {name}" for name in ("list", "show", "set", "hold", "release")),
+        *(f"budget {name}" for name in ("list", "show", "raise", "reset")),
         *(
             f"schedule {name}"
             for name in ("list", "show", "add", "edit", "remove", "pause", "resume", "run", "backfill")

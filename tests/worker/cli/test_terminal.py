@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perdure import Agent, AgentState, App, Context, Every, Identity, PlanStep, Retry, Settings
-from perdure.queues.envelope import EnvelopeTemplate, LimitUse
+from perdure.queues.budgets.store import BudgetStore
+from perdure.queues.envelope import BudgetUse, EnvelopeTemplate, LimitUse
 from perdure.queues.limits.definition import Limit, key_digest
 from perdure.queues.limits.store import LimitStore, TakeRequest, token_member
 from perdure.queues.schedules.call import ScheduledCall
@@ -107,6 +108,12 @@ async def schedule_loudly(app: App) -> None:
     call_of = ScheduledCall.of(message, "speak", "noisy")
     definition = ScheduleDefinition("loud", Every(3600), Rules(), call_of)
     await ScheduleStore(app.producer.gateway, app.producer.namespace).add(definition)
+
+
+async def charge_loudly(app: App) -> None:
+    """Charge a budget whose key is hostile text."""
+    use = BudgetUse("loud:" + "0" * 16, "loud", {"usd": 1}, label=HOSTILE)
+    await BudgetStore(app.producer.gateway, app.producer.namespace).charge([use], "nonce", {"usd": 1})
 
 
 async def tool(*args: str, stdin: bytes = b"") -> Answer:
@@ -245,6 +252,11 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings, tmp
             for act in (("set", "loud", "total=3"), ("hold", "loud", "1"), ("release", "loud")):
                 await check("limit", *act, "--why", HOSTILE, "--by", HOSTILE, *json)
             await check("limit", "show", "loud", *json)
+            await charge_loudly(app)
+            await check("budget", "list", *json, said=bool(json))
+            await check("budget", "show", "loud", *json)
+            await check("budget", "raise", "loud", "--usd", "1", "--by", HOSTILE, *json)
+            await check("budget", "reset", "loud", "--by", HOSTILE, "--yes", *json)
             held = ("--where", f"text={HOSTILE}")
             await check("queue", "pause", *held, "--why", HOSTILE, "--by", HOSTILE, *json)
             await check("queue", "list", *json, said=False)
