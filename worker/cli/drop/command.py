@@ -143,11 +143,11 @@ async def _run(producer: Producer, folder: DropFolder, stop: _Stop, *, poll: flo
                 if once:
                     raise
                 if not away:
-                    note(f"{error}; files wait until Redis is there")
+                    note(f"{error}; files wait")
                 away = True
             else:
                 if away:
-                    note("Redis is there again")
+                    note("Redis is there: files are taken")
                 away, looks = False, looks + 1
                 if once and (not folder.rest.restless or looks == _LOOKS):
                     break

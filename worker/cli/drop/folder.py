@@ -259,9 +259,10 @@ def folders(root: Path, path: str, notes: Notes, inside: str) -> list[str]:
                     continue
                 if stat.S_ISDIR(state.st_mode):
                     found.append(name)
-                else:
-                    what = "it is left there: files belong into" if stat.S_ISREG(state.st_mode) else "not followed; use"
-                    notes.say(shown_path(f"{path}/{name}".lstrip("/")), f"{what} {inside}")
+                    continue
+                regular = stat.S_ISREG(state.st_mode)
+                why = f"files belong into {inside}" if regular else f"it must be a folder, and is {kind_of(state)}"
+                notes.say(shown_path(f"{path}/{name}".lstrip("/")), f"it is left there: {why}")
     finally:
         os.close(place)
     return found

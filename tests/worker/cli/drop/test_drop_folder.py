@@ -26,6 +26,8 @@ from perdure.worker.cli.drop.tasks import TaskIntake
 from perdure.worker.workspace.shared_workspace import SharedWorkspace
 
 from tests.support.command_line import Running, call
+from tests.support.servers import RedisServer
+from tests.support.servers.nodes import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
 
@@ -581,16 +583,39 @@ def test_one_command_works_on_a_folder(app_files: Path) -> None:
     ]
 
 
+def test_files_wait_for_a_server_that_starts_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server_program: Path
+) -> None:
+    server = RedisServer(server_program)
+    monkeypatch.setenv("PERDURE_REDIS_URL", server.url)
+    (tmp_path / "drop" / "audits").mkdir(parents=True)
+    (tmp_path / "drop" / "audits" / "a.json").write_text(json.dumps({**AUDIT, "id": "first"}))
+    try:
+        with Running("drop", str(tmp_path / "drop"), "--poll", "0.1", cwd=tmp_path) as running:
+            wait_for(lambda: "files wait" in (tmp_path / "stderr").read_text(), "it says that Redis is away")
+            server.start()
+            anyio.run(prepare, Settings(redis_url=server.url))
+            assert running.line() == "first"
+            running.send(signal.SIGINT)
+            answer = running.wait()
+    finally:
+        server.stop()
+    assert answer.code == 0
+    assert answer.err.count("files wait") == 1
+
+
+async def prepare(settings: Settings) -> None:
+    """Publish the tasks of an app, as its worker does, and load the scripts."""
+    async with App("audits", settings=settings) as app:
+        define(app)
+        await publish(app)
+
+
 @pytest.fixture
 def app_files(settings: Settings, tmp_path: Path) -> Path:
     """A drop folder of an app whose worker has published its tasks."""
 
-    async def prepare() -> None:
-        async with App("audits", settings=settings) as app:
-            define(app)
-            await publish(app)
-
-    anyio.run(prepare)
+    anyio.run(prepare, settings)
     folder = tmp_path / "drop"
     folder.mkdir()
     return folder
@@ -603,7 +628,9 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_once_fails_while_redis_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://127.0.0.1:1")
+    async def fails(gateway: Gateway) -> None:
+        raise Unavailable("cannot reach Redis")
+
+    monkeypatch.setattr(Gateway, "open", fails)
     answer = call("drop", str(tmp_path), "--once")
-    assert answer.code == 1
-    assert "cannot reach Redis at redis://127.0.0.1:1" in answer.err
+    assert (answer.code, answer.err) == (1, "perdure: cannot reach Redis\n")
