@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .deadletter.policy import Retry
+    from .queues.budgets.definition import Budget
     from .queues.errors import (
         DecryptionError,
         HandOffRefused,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .worker.agents.journal.state import AgentState, Artifact, Ephemeral, PlanStep
     from .worker.app import App
     from .worker.context import Context, current_context
+    from .worker.durable.budget_left import BudgetLeft
     from .worker.durable.ended_task import EndedTask
     from .worker.durable.first import First
     from .worker.durable.journal.event import Event
@@ -88,6 +90,8 @@ __all__ = [
     "Artifact",
     "ArtifactError",
     "Breaker",
+    "Budget",
+    "BudgetLeft",
     "ChildFailed",
     "Coherence",
     "Context",
@@ -177,6 +181,8 @@ _HOMES = {
     "Context": ".worker.context",
     "ContextBuilder": ".worker.agents.context.builder",
     "ContextError": ".worker.errors",
+    "Budget": ".queues.budgets.definition",
+    "BudgetLeft": ".worker.durable.budget_left",
     "Cron": ".queues.schedules.definition",
     "DecryptionError": ".queues.errors",
     "EndedTask": ".worker.durable.ended_task",

@@ -43,6 +43,8 @@ class Reason(StrEnum):
     """Its arguments or its checkpoint are encrypted, and no worker that took it could decrypt them."""
     INCOHERENT = "incoherent"
     """A check of its agent's coherence failed."""
+    BUDGET = "budget"
+    """A budget of it is used up."""
     IN_DOUBT = "in_doubt"
     """A risky step was cut off, and an operator must find out whether its effect happened."""
 

@@ -28,6 +28,7 @@ from .task import Handler, OnOrphan, P, R, SyncHandler, Task, TaskCall, refuse_u
 
 if TYPE_CHECKING:
     from ..queues.argument_keys import By
+    from ..queues.budgets.definition import Budget
     from ..queues.depth import MaxDepth, WhenFull
     from ..queues.limits.definition import Breaker, Limit, LimitCost, Over, Rate
     from ..queues.schedules.definition import Cron, Every, Missed
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .agents.coherence.findings import Coherence
     from .agents.incoming import OnMessage
     from .agents.resume_notice import OnResume
+    from .durable.prices import Prices
     from .session import Session
     from .workspace.shared_workspace import SharedWorkspace
 
@@ -81,6 +83,7 @@ class App:
         aliases: Collection[str] = (),
         middleware: Sequence[Middleware] = (),
         lifespan: Lifespan | None = None,
+        prices: Prices | None = None,
     ) -> None:
         """Create an app without tasks; nothing is connected yet.
 
@@ -94,6 +97,8 @@ class App:
             middleware: hooks around enqueue, run, step and settle; the first is outermost.
             lifespan: `lifespan(app)` returns an async context manager, which is open while the app is; what it yields
                 is `ctx.resources`.
+            prices: `prices(model, usage)` returns the dollars that a call of a model costs, or None for an unknown
+                model; usage has `input_tokens` and `output_tokens`. For `ctx.spend(model=...)`.
         """
         self.name = check_name("app name (also the name of its queue)", name)
         if isinstance(aliases, str) or not isinstance(aliases, Iterable):
@@ -115,6 +120,9 @@ class App:
                 raise ConfigurationError(f"middleware of app {name!r} must be instances of Middleware, got {one!r}")
         self._enqueue_chain = build_chain(self.middleware, "enqueue", enqueue_innermost, shown=1, must_call=True)
         self._lifespan = lifespan
+        if prices is not None and not callable(prices):
+            raise ConfigurationError(f"prices of app {name!r} must be a function, got {prices!r}")
+        self.prices = prices
         self._encryptor: Encryptor | None = None
         self._warned = False
         self._loops = AppLoops(name)
@@ -249,6 +257,7 @@ class App:
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
         limits: Sequence[Limit | LimitCost] = (),
+        budget: Budget | Sequence[Budget] = (),
         priority: Priority | None = None,
         idle: bool = False,
         slots: int = 1,
@@ -275,6 +284,7 @@ class App:
         on_end: Task[[str], Any] | None = None,
         unique: Unique | None = None,
         limits: Sequence[Limit | LimitCost] = (),
+        budget: Budget | Sequence[Budget] = (),
         priority: Priority | None = None,
         idle: bool = False,
         slots: int = 1,
@@ -312,6 +322,7 @@ class App:
                 a group.
             limits: what the task must get before it starts, at most four limits of `app.limit`, with what it costs
                 there where they have costs: `[openai.costs(1200), session]`.
+            budget: what a task may spend in all, with everything that it spawns: a `Budget`, or at most four.
             priority: "high", "normal" or "low". Of the tasks that wait, workers start those of a higher priority first;
                 of 8 starts in a row at least one goes to a lower priority that waits.
             idle: start the task on spare slots only: if no other task waits, and at least half of the worker's slots
@@ -352,6 +363,7 @@ class App:
                 on_end=on_end,
                 unique=unique,
                 limits=limits,
+                budget=budget,
                 priority=priority,
                 idle=idle,
                 slots=slots,
@@ -386,6 +398,7 @@ class App:
         on_resume: OnResume = None,
         version: int = 1,
         limits: Sequence[Limit | LimitCost] = (),
+        budget: Budget | Sequence[Budget] = (),
         priority: Priority | None = None,
         idle: bool = False,
         slots: int = 1,
@@ -408,6 +421,7 @@ class App:
         on_resume: OnResume = None,
         version: int = 1,
         limits: Sequence[Limit | LimitCost] = (),
+        budget: Budget | Sequence[Budget] = (),
         priority: Priority | None = None,
         idle: bool = False,
         slots: int = 1,
@@ -430,6 +444,7 @@ class App:
         on_resume: OnResume = None,
         version: int = 1,
         limits: Sequence[Limit | LimitCost] = (),
+        budget: Budget | Sequence[Budget] = (),
         priority: Priority | None = None,
         idle: bool = False,
         slots: int = 1,
@@ -451,7 +466,7 @@ class App:
             on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
                 of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
                 agent's own code reads messages.
-            version, limits: as for `task`. A key is made of the goal and the inputs.
+            version, limits, budget: as for `task`. A key is made of the goal and the inputs.
             version, slots: as for `task`.
             max_depth, when_full, wait_limit: as for `task`. They do not apply to turns of sessions.
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
@@ -489,6 +504,7 @@ class App:
                 on_orphan=None,
                 version=version,
                 limits=limits,
+                budget=budget,
                 priority=priority,
                 idle=idle,
                 slots=slots,

@@ -21,6 +21,7 @@ from .durable.value_loss import find_misread, warn_of_losses
 from .errors import InvalidArguments, TaskDefinitionError, describe_problem
 
 if TYPE_CHECKING:
+    from ..queues.budgets.definition import TaskBudgets
     from ..queues.limits.task_limits import TaskLimits
 
 CALL_OPTIONS: Final = (
@@ -175,6 +176,22 @@ class Arguments:
                 self._check_names(f"key of limit {limit.name!r}:", limit.by)
         bound = TaskLimits(found, self._name)
         return TaskLimits(found, self._name, self._defaults()) if bound.keyed else bound
+
+    def bind_budgets(self, budgets: object) -> TaskBudgets | None:
+        """Return budgets as those of this task, None for an empty list.
+
+        Raises `ValueError`, `TypeError` if these arguments make no key, or a task cannot have such budgets.
+        """
+        if isinstance(budgets, (tuple, list)) and not budgets:
+            return None
+        from ..queues.budgets.definition import TaskBudgets, check_budgets
+
+        found = check_budgets(budgets)
+        for budget in found:
+            if isinstance(budget.by, tuple):
+                self._check_names(f"key of budget {budget.name!r}:", budget.by)
+        bound = TaskBudgets(found, self._name)
+        return TaskBudgets(found, self._name, self._defaults()) if bound.keyed else bound
 
     def _check_names(self, what: str, names: Iterable[str]) -> None:
         """Raise `ValueError` for a name in a key that is no argument. what: the key."""

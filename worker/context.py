@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, ParamSpec, TypeVar, overload
 
 from ..deadletter.policy import Retry
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from .agents.recall import RecalledStep
     from .agents.resume_info import ResumeInfo
     from .artifacts.task_artifacts import Artifacts
+    from .durable.budget_left import BudgetLeft
     from .durable.first import First
     from .durable.limiting import LimitBlock
     from .durable.saga import Saga
@@ -326,6 +328,45 @@ class Context(TaskInfo, StepCaller):
         from .durable.task_capacity import read_capacity
 
         return await read_capacity(self._run)
+
+    # budgets, see docs/how-to/budgets.md
+
+    async def spend(
+        self,
+        *,
+        tokens: int | None = None,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        usd: float | Decimal | None = None,
+        model: str | None = None,
+    ) -> BudgetLeft:
+        """Charge what a call has cost to the budgets of this task, and return what is left of them.
+
+        It returns once the charge is stored. In a step it is also `current_step().spend(...)`; each try of a step
+        charges, and a recorded step charges nothing. Outside of steps it is recorded, and charges once; if a budget is
+        used up then, the task waits or ends. A task without budgets charges nothing.
+
+        Args:
+            tokens: tokens of the call together, or `input_tokens` and `output_tokens`.
+            usd: dollars. Without them, and if a budget limits them, the price of `model` counts: that of
+                `App(prices=...)`, else that of genai-prices if it is installed.
+            model: name of the model, such as `"gpt-5"` or `"openai/gpt-5"`.
+
+        Raises:
+            ConfigurationError: a budget limits dollars, and the price of the model is not known; the tokens count.
+            StepDefinitionError: an argument is not valid, or nothing is given.
+            StepOutsideTask, LeaseLost: see there.
+        """
+        from .durable.spending import spend
+        from .durable.spent import Spent
+
+        return await spend(self._run, Spent.of(tokens, input_tokens, output_tokens, usd, model))
+
+    async def budget(self) -> BudgetLeft:
+        """Return what is left of the budgets of this task now. Not recorded, as `capacity`."""
+        from .durable.spending import budget_left
+
+        return await budget_left(self._run)
 
     async def checkpoint(self) -> None:
         """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.

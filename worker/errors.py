@@ -8,6 +8,7 @@ PerdureError
 │   ├── TaskTimeout             a run exceeded its time limit
 │   │   └── TaskIdle            a run exceeded its idle limit
 │   ├── Incoherent              an agent failed a coherence check
+│   ├── BudgetExceeded          a budget of the task is used up
 │   ├── UnknownTask             no handler is registered for the task on this worker
 │   ├── TaskExpired             no worker had started the task by its deadline
 │   ├── WrongApp                the task belongs to another app than this worker runs
@@ -136,6 +137,18 @@ class TaskIdle(TaskTimeout):
             "saved; save the progress of long steps (current_step().save), or raise the task's idle_timeout",
         )
         self.task, self.seconds, self.steps = task, seconds, tuple(steps)
+
+
+class BudgetExceeded(TaskError):
+    """A budget of the task is used up, and the task becomes a dead letter, or a person refused to raise the budget.
+
+    budget: which one. used: what is used of it. denied_by: name of the person who refused, empty without one.
+    """
+
+    def __init__(self, budget: str, ledger: str, used: str, denied_by: str = "") -> None:
+        denied = f", and {denied_by} refused to raise it" if denied_by else ""
+        super().__init__(f"{budget} is used up ({used}){denied}: perdure budget raise {ledger} adds to it, then replay")
+        self.budget, self.ledger, self.used, self.denied_by = budget, ledger, used, denied_by
 
 
 class Incoherent(TaskError):

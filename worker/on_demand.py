@@ -94,6 +94,13 @@ def kept_token(run: Run) -> str:
     return "" if admission is None else admission.kept
 
 
+async def begin_budgets(run: Run, task: Task[Any, Any], arguments: Mapping[str, Any]) -> None:
+    """Let a run charge the budgets of its task, and look at them."""
+    from .durable.spending import begin
+
+    await begin(run, task.budgets, task.arguments, arguments, draft_handoff)
+
+
 def session_task(gateway: Gateway, partition: Partition, task_id: str) -> SessionTask | None:
     """Return the task of a turn of a session; None for the id of any other task."""
     if not task_id.startswith(TURN_PREFIX):

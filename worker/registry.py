@@ -24,6 +24,7 @@ from .errors import TaskDefinitionError
 from .task import Handler, OnOrphan, Task, TaskOwner, as_async, check_cleanup, check_options
 
 if TYPE_CHECKING:
+    from ..queues.budgets.definition import TaskBudgets
     from ..queues.depth import MaxDepth, WhenFull
     from ..queues.limits.task_limits import TaskLimits
 
@@ -77,6 +78,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         on_end: object = None,
         unique: Unique | None = None,
         limits: object = (),
+        budget: object = (),
         priority: Priority | None = None,
         idle: bool = False,
         slots: int = 1,
@@ -143,6 +145,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             app=self._app,
             unique=None if unique is None else _bind_unique(name, arguments, unique),
             limits=_bind_limits(name, arguments, limits),
+            budgets=_bind_budgets(name, arguments, budget),
             lane=lane,
             slots=slots,
             max_depth=make_max_depth(f"task {name!r}", max_depth, when_full, wait_limit),
@@ -226,5 +229,13 @@ def _bind_limits(name: str, arguments: Arguments, limits: object) -> TaskLimits 
     """Return the limits of a task. Raises `TaskDefinitionError`."""
     try:
         return arguments.bind_limits(limits)
+    except (TypeError, ValueError) as error:
+        raise TaskDefinitionError(f"task {name!r}: {error}") from None
+
+
+def _bind_budgets(name: str, arguments: Arguments, budgets: object) -> TaskBudgets | None:
+    """Return the budgets of a task. Raises `TaskDefinitionError`."""
+    try:
+        return arguments.bind_budgets(budgets)
     except (TypeError, ValueError) as error:
         raise TaskDefinitionError(f"task {name!r}: {error}") from None

@@ -205,6 +205,8 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     plan = blocking(Context.plan)
     emit = blocking(Context.emit)
     capacity = blocking(Context.capacity)
+    spend = blocking(Context.spend)
+    budget = blocking(Context.budget)
     checkpoint = blocking(Context.checkpoint)
     decide = blocking(Context.decide)
     discover = blocking(Context.discover)

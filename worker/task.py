@@ -65,6 +65,7 @@ from .sync_context import SyncContext, call_in_thread
 from .sync_producer import SyncProducer
 
 if TYPE_CHECKING:
+    from ..queues.budgets.definition import TaskBudgets
     from ..queues.depth import MaxDepth, WhenFull
     from ..queues.limits.task_limits import TaskLimits
 
@@ -189,7 +190,7 @@ class Task(Generic[P, R]):
     timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_orphan: None for
     an agent, whose plan decides which steps it asks for. watches_tools: whether coherence checks begin with the first
     tool call of a run. on_end: the task that cleans up after it. unique: its rule for unique tasks.
-    limits: None without any. lane: of its queue, by its priority.
+    limits, budgets: None without any. lane: of its queue, by its priority.
     slots: slots of a worker that a run takes. max_depth: limit of the depth of its queue; None for the app's limit.
     """
 
@@ -208,6 +209,7 @@ class Task(Generic[P, R]):
     on_end: Task[Any, Any] | None
     unique: UniqueTask | None
     limits: TaskLimits | None
+    budgets: TaskBudgets | None
     lane: Lane
     slots: int
     max_depth: MaxDepth | None

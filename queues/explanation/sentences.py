@@ -708,6 +708,7 @@ REMEDIES: Final[Mapping[str, str]] = {
         f"--result JSON, --failed TEXT or --run-again; then: {_REPLAY}"
     ),
     "expired": f"start more workers, or give it a later deadline; to run it without one: {_REPLAY}",
+    "budget": f"raise a shared budget (perdure budget list), then run: {_REPLAY}; its own budget starts again",
     "orphaned_steps": f"give the steps their former names and run: {_REPLAY}; with --fresh all steps run again",
 }
 """Remedy by the reason of a dead letter; `{id}` is the id of the task, `{app}` the name of its app."""

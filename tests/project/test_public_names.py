@@ -24,6 +24,8 @@ NAMES = {
     "Artifact",
     "ArtifactError",
     "Breaker",
+    "Budget",
+    "BudgetLeft",
     "ChildFailed",
     "Coherence",
     "Context",

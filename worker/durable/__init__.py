@@ -16,6 +16,10 @@
     sync/                 the thread of a handler that is a plain function
     continuation.py       ctx.continue_as
     task_capacity.py      ctx.capacity: time, context window, load
+    spending.py           ctx.spend: charges of a run, and what follows when a budget is used up
+    spent.py              the arguments of ctx.spend
+    budget_left.py        what is left of the budgets of a task
+    prices.py             prices of model calls
 
 What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on
 the order of the calls, and a resumed run returns that record. A new call must do the same, in one write with its event,

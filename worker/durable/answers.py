@@ -182,7 +182,7 @@ def describe_wait(
     call = WaitCall(
         name, who, why, codec, schema, seconds, default, digest, shown, token, asked, f"{question}:{reason}"
     )
-    check_size(f"wait {name!r}", len(orjson.dumps(_fields(call))), run.payload_limit)
+    check_size(f"wait {name!r}", len(orjson.dumps(wait_fields(call))), run.payload_limit)
     return call
 
 
@@ -234,7 +234,7 @@ def _shown(name: str, shows: Any) -> tuple[str, Any]:
     return digest, plain if len(data) <= _SHOWN_BYTES else None
 
 
-def _fields(call: WaitCall) -> dict[str, Any]:
+def wait_fields(call: WaitCall) -> dict[str, Any]:
     """Return what senders read of a wait."""
     found = {"who": call.who, "why": call.why, "schema": call.schema, "shows": call.shows, "token": call.token}
     found["shown"] = call.shown
@@ -318,10 +318,10 @@ class _Gone:
     """Result of a look at a wait that the inbox does not have: of an imported task, or Redis has lost it."""
 
 
-_GONE: Final = _Gone()
+GONE: Final = _Gone()
 
 
-class _AnswerCame(Condition):
+class AnswerCame(Condition):
     """The condition that a wait has an answer."""
 
     __slots__ = ("_run", "_wait")
@@ -347,7 +347,7 @@ class _AnswerCame(Condition):
         run = self._run
         found = await look_at_wait(run.gateway, run.delivery.partition, run.id, self._wait)
         if not found.open:
-            return _GONE
+            return GONE
         if found.answer is not None and found.answer.no_key:
             _report_unreadable(run, self._wait, found.answer)
             return OPEN
@@ -444,7 +444,7 @@ class Wait(Generic[T]):
     async def _await_answer(self) -> None:
         """Wait for an answer or for the end, and record it; an answer that is void is dropped."""
         run = self._run
-        came = await wait_until(run, _AnswerCame(run, self._key, self.id, self._until))
+        came = await wait_until(run, AnswerCame(run, self._key, self.id, self._until))
         if self._outcome is not None:  # `close` was called
             return
         if came is TIMED_OUT:
@@ -571,7 +571,7 @@ class Wait(Generic[T]):
     def _opening(self, *, lost: bool = False) -> Entry:
         call = self._call
         early = self._first and call.takes_early
-        return opening(self._run.id, self.id, _fields(call), until=self._until, early=early, lost=lost)
+        return opening(self._run.id, self.id, wait_fields(call), until=self._until, early=early, lost=lost)
 
     async def _claim(self) -> None:
         """Claim the token of the open wait; close that if another one has it. Raises `TokenTaken`."""

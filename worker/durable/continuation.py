@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.derived_tasks import MAX_HAND_OFFS, Successor
-from ...queues.envelope import Envelope, check_size, check_task_id, encode_arguments, new_task_id
+from ...queues.envelope import BudgetUse, Envelope, check_size, check_task_id, encode_arguments, new_task_id
 from ...queues.errors import HandOffRefused
 from ...queues.event_log import read_log_tail
 from ...queues.inspection.views import find_task
@@ -75,6 +75,27 @@ async def continue_as(
 
     draft: returns the handoff document of a task from the tail of its log, see `handoff_of`.
     """
+    await _continue(run, to, why=why, queue=queue, message=message, arguments=arguments, draft=draft)
+
+
+async def hand_off(run: Run, use: BudgetUse, why: str, draft: Callable[..., Handoff]) -> NoReturn:
+    """Let the task that a used-up budget names continue the work. See `continue_as`."""
+    to = run.host.tasks.get(use.to, use.to) if isinstance(run.host.tasks, Mapping) else use.to
+    await _continue(run, to, why=why, queue=None, message="", arguments=None, draft=draft, used_up=use)
+
+
+async def _continue(
+    run: Run,
+    to: Receiver | str | None,
+    *,
+    why: str,
+    queue: str | None,
+    message: str,
+    arguments: Mapping[str, Any] | None,
+    draft: Callable[..., Handoff],
+    used_up: BudgetUse | None = None,
+) -> NoReturn:
+    """Store the decision. used_up: the budget for which the successor starts with a new one."""
     await check_call(run, "#continue_as", own=True)
     if to is None and queue is None:
         raise ValueError("continue_as needs to= (the successor's task or agent), queue= or both")
@@ -112,6 +133,8 @@ async def continue_as(
     if (limits := _limits(run, to, name)) is not None:
         secrets = {path[0] for path in marks if path}
         kept["limits"] = tuple(use for use, _ in limits.uses(from_json(data) if limits.keyed else {}, secrets))
+    if budgets := _budgets(run, task_id, used_up):
+        kept["budgets"] = budgets
     envelope = Envelope(id=task_id, task=name, options=options, secrets=marks, **kept)
     plan: dict[str, Any] = {
         "v": 1,
@@ -191,6 +214,19 @@ def _lane(run: Run, to: Receiver | str | None, name: str) -> Lane | None:
     """Return the lane of the successor's task, None for the normal one or if it is not known here."""
     found: Lane = getattr(_task(run, to, name), "lane", NORMAL)
     return None if found == NORMAL else found
+
+
+def _budgets(run: Run, task_id: str, used_up: BudgetUse | None) -> tuple[BudgetUse, ...]:
+    """Return the budgets that the successor has from this task; those of its own definition come to them.
+
+    used_up: it is left out. One of the task itself starts again with the same amounts, in place of which a successor
+    has its own if its definition has one.
+    """
+    own = run.envelope.budgets if run.spending is None else run.spending.uses
+    kept = [use for use in own if used_up is None or use.ledger != used_up.ledger]
+    if used_up is not None and not used_up.name:
+        kept.append(used_up._replace(ledger=task_id))
+    return tuple(kept)
 
 
 async def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:

@@ -79,6 +79,8 @@ class Host:
         limits: limits of the app, by their names.
         is_new: returns whether an entry of a partition was certainly added within the last seconds.
         free: returns the share of the worker's slots that may be filled now; None without a worker.
+        prices: returns the dollars that a call of a model costs, see prices.py; None if the app has no such function.
+        notify: posts a webhook about a run, from its event and its data; None without webhooks.
     """
 
     threads: Threads
@@ -88,3 +90,5 @@ class Host:
     limits: Mapping[str, Any] = field(default_factory=dict)
     free: Callable[[], float] | None = None
     is_new: IsNew = never_new
+    prices: Callable[..., Any] | None = None
+    notify: Callable[[Any, str, Mapping[str, Any]], None] | None = None

@@ -388,6 +388,8 @@ class _GroupCall:
 
     async def child_message(self, child: _Member, task_id: str) -> TaskMessage:
         inherited = {name: value for name, value in self._inherited.items() if value is not None}
+        if budgets := inherited.pop("budgets"):
+            inherited["budgets"] = [use.encode() for use in budgets]
         return self._group.message(child.number, task_id, self._headers, inherited)
 
     def call_text(self, arguments: Iterable[bytes]) -> bytes:
@@ -705,7 +707,9 @@ def _inherited(run: Run, task: str) -> tuple[dict[str, str], dict[str, Any]]:
             "limit; check whether its tasks spawn each other"
         )
     headers: dict[str, str] = {name: own.headers[name] for name in TRACE_HEADERS if name in own.headers}
-    return headers, {"parent": run.id, "depth": own.depth + 1, "tenant": own.tenant}
+    budgets = own.budgets if run.spending is None else run.spending.uses
+    fields = {"parent": run.id, "depth": own.depth + 1, "tenant": own.tenant, "budgets": budgets}
+    return headers, fields
 
 
 # plans, records and joins

@@ -6,14 +6,14 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
 import anyio
 
 from ...deadletter.policy import Retry, reason_to_bury
 from ...queues.delivery.checkpoint import Entry, History, Kind
 from ...queues.delivery.leases import NOT_STARTED, Delivery, LimitTokens, RunStatus
-from ...queues.envelope import Envelope, check_size
+from ...queues.envelope import BudgetUse, Envelope, check_size
 from ...queues.errors import LeaseLost
 from ...queues.records import shown_arguments
 from ...queues.runtime import RUNTIME
@@ -33,6 +33,10 @@ from .step_files import StepFiles
 from .steps.keys import StepKeys, StrictStepKeys
 from .stop_reasons import STOP_RULES, LimitReason, ParkReason, Stop, StopReason, counters_after
 
+if TYPE_CHECKING:
+    from .budget_left import BudgetLeft
+    from .spent import Spent
+
 Observer = TypeVar("Observer")
 
 StopDetail: TypeAlias = ParkReason | LimitReason | Exception | None
@@ -43,6 +47,30 @@ LONG_STEP: Final = 1.0
 _NO_STEP: Final = (object(), None)  # with None, a step without a function would seem to have a codec
 _SHUTDOWN: Final[tuple[StopReason, StopDetail]] = (StopReason.RELEASED, None)
 """The reason with which `boundary` stops a run."""
+
+
+class Spending(Protocol):
+    """Charges and looks of a run that has budgets; see spending.py. uses: the budgets."""
+
+    uses: tuple[BudgetUse, ...]
+
+    async def before_step(self) -> None:
+        """Look at the budgets before a step that is not recorded. Does not return if one ends the run."""
+
+    def step_began(self) -> None:
+        """Count a step."""
+
+    async def step_ended(self) -> None:
+        """Charge a step that is about to be recorded."""
+
+    async def spend(self, spent: Spent, *, in_step: bool) -> BudgetLeft:
+        """Charge what a call has cost."""
+
+    async def left_now(self) -> BudgetLeft:
+        """Return what is left of the budgets now."""
+
+    async def leave(self, *, lost: bool) -> None:
+        """Charge what is not charged yet, when the handler has ended. lost: the lease is."""
 
 
 class Run(HandlerTask):
@@ -70,6 +98,7 @@ class Run(HandlerTask):
         failures: failures of steps from which nothing has followed yet, by key (`steps/failures.py`); None without any.
         files: the files that are saved with its steps, None if nothing has used the workspace.
         tokens: its tokens of limits, None if it has used none.
+        spending: what it charges to the budgets of its task, None without one.
         host: what the runs of a worker share.
         watch: starts the checks of the run's coherence at its first tool call; None if that does not start any.
         watching: these checks while they run; closing it ends them.
@@ -108,6 +137,7 @@ class Run(HandlerTask):
         "resumption",
         "retry",
         "settings",
+        "spending",
         "started",
         "steps_recorded",
         "stop_detail",
@@ -165,6 +195,7 @@ class Run(HandlerTask):
         self._extras: Extras | None = None
         self.retry: Retry | None = None
         self.tokens: LimitTokens | None = None
+        self.spending: Spending | None = None
         self.failures: dict[str, Any] | None = None
         self._observers: tuple[RunObserver, ...] = ()
         self._recorder: CheckpointWriter | None = None
@@ -316,7 +347,7 @@ class Run(HandlerTask):
         self.closed = self.stopped = True
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
         self._observers, self.around_step, self.codec, self.context = (), None, _NO_STEP, None
-        self.failures = None
+        self.failures = self.spending = None
         if self.tokens is not None:
             self.tokens.close()
         return recorder
@@ -365,7 +396,8 @@ class Run(HandlerTask):
         why = self.stop_reason
         if why is None or (word := STOP_RULES[why].word) is None:
             return None
-        return Stop(word, ends_task=word in ("cancel", "incoherent") or (word == "timeout" and self._is_last(why)))
+        ends = word in ("cancel", "incoherent", "budget") or (word == "timeout" and self._is_last(why))
+        return Stop(word, ends_task=ends)
 
     def _is_last(self, why: StopReason) -> bool:
         """Return whether no attempt follows one that exceeded its time."""
@@ -433,6 +465,8 @@ class Run(HandlerTask):
         """Note that a step runs. digest: see `_note_step`."""
         if step is None:
             step = InFlight()
+        elif self.spending is not None:
+            self.spending.step_began()
         self.steps_in_flight[key] = step
         step.began = self.active = RUNTIME.monotonic()
         self._note_step(key, digest)
@@ -499,6 +533,10 @@ class Run(HandlerTask):
     async def fail(self, error: Exception, *, grace: float | None = None) -> NoReturn:
         """Stop the run as incoherent, when the steps in flight are recorded. Does not return. grace: as for `park`."""
         await self._exit_within(grace, StopReason.INCOHERENT, error)
+
+    async def exhaust(self, error: Exception) -> NoReturn:
+        """Stop the run, when the steps in flight are recorded: a budget is used up. Does not return."""
+        await self._exit_at_boundary(StopReason.EXHAUSTED, error)
 
     async def continue_elsewhere(self) -> NoReturn:
         """Stop the run, when the steps in flight are recorded: a successor continues the work. Does not return."""

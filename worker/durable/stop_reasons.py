@@ -35,6 +35,8 @@ class StopReason(Enum):
     """No step began or ended, and nothing was saved, for longer than the idle limit."""
     INCOHERENT = "incoherent"
     """A coherence check with the policy `bury` failed."""
+    EXHAUSTED = "exhausted"
+    """A budget of the task is used up, and says `bury`; or a person refused to raise it."""
     CONTINUED = "continued"
     """A successor continues the work (`ctx.continue_as`)."""
     PARKED = "parked"
@@ -91,7 +93,7 @@ class LimitReason:
     of_task: bool
 
 
-StopWord = Literal["park", "shutdown", "cancel", "timeout", "lost", "limit", "continue", "incoherent"]
+StopWord = Literal["park", "shutdown", "cancel", "timeout", "lost", "limit", "continue", "incoherent", "budget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,10 @@ class Stop:
             continues. `cancel`: a caller cancelled it. `timeout`: its time limit or its idle limit has passed. `lost`:
             another worker may have it. `limit`: its token of a limit is gone, and the task waits for another one.
             `continue`: a successor continues the work (`ctx.continue_as`). `incoherent`: a coherence check failed.
-        ends_task: whether no later run continues the work: at `cancel` and `incoherent`, and at a `timeout` after which
-            the task's `Retry` allows no further attempt. It is what is known now: if the worker dies before it has
-            stored the outcome of a time-out, the task runs again, and an operator may replay a dead letter.
+            `budget`: a budget is used up, and the task becomes a dead letter.
+        ends_task: whether no later run continues the work: at `cancel`, `incoherent` and `budget`, and at a `timeout`
+            after which the task's `Retry` allows no further attempt. It is what is known now: if the worker dies before
+            it has stored the outcome of a time-out, the task runs again, and an operator may replay a dead letter.
     """
 
     reason: StopWord
@@ -149,6 +152,7 @@ STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
         "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True, word="timeout"
     ),
     StopReason.INCOHERENT: StopRule("fail", "buried", "burial", attempt=True, word="incoherent"),
+    StopReason.EXHAUSTED: StopRule("fail", "buried", "burial", attempt=True, word="budget"),
     StopReason.CONTINUED: StopRule("succeed", "succeeded", "hand_off", attempt=True, word="continue"),
     StopReason.PARKED: StopRule("park", "waiting", "waiting", "wait", handoff=True, new_message=True, word="park"),
     StopReason.LIMITED: StopRule("limit"),

@@ -61,7 +61,7 @@ from .stages.successor import Continue
 from .stages.task_lookup import CheckTaskVersion, CheckVersion, DecodeArguments, DecryptHistory, FindTask
 from .stopped_run import HandoffMiddleware, SessionMiddleware, TaskLog
 from .webhook_posting import WebhookQueue
-from .webhooks import WebhookMiddleware, unreadable_event
+from .webhooks import WebhookMiddleware, run_event, unreadable_event
 
 if TYPE_CHECKING:
     from ...queues.pauses import PauseRule
@@ -88,6 +88,7 @@ class Executor:
         on_watched: OnWatched | None = None,
         limits: Mapping[str, Any] = {},
         is_new: IsNew = never_new,
+        prices: Callable[..., Any] | None = None,
     ) -> None:
         """Build the stages and the hooks.
 
@@ -106,7 +107,7 @@ class Executor:
             resources: returns what the app's lifespan yielded.
             on_watched: called after a task that others wait for has ended.
             limits: limits of the app, by their names.
-            is_new: see `Host`.
+            is_new, prices: see `Host`.
         """
         self._gateway = gateway
         self._registry = registry
@@ -120,7 +121,9 @@ class Executor:
         self.threads = Threads(threads, slots.leak, slots.held)
         self.extras = Extras()
         free = lambda: slots.free / slots.capacity  # noqa: E731
-        self._host = Host(self.threads, registry, self.extras, lambda: shared.renewal_lease, limits, free, is_new)
+        notify = None if self._webhooks is None else self._notify
+        lease = lambda: shared.renewal_lease  # noqa: E731
+        self._host = Host(self.threads, registry, self.extras, lease, limits, free, is_new, prices, notify)
         self._settler = Settler(gateway, registry, shared, on_watched)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]
@@ -163,6 +166,11 @@ class Executor:
             stages = (HeldByName(rules), HeldByArguments(rules))
             self._first_stages = with_pauses(self._first_stages, *stages)
             self._stages = with_pauses(self._stages, *stages)
+
+    def _notify(self, run: Run, event: str, data: Mapping[str, Any]) -> None:
+        """Post a webhook about a run."""
+        if self._webhooks is not None:
+            self._webhooks.give(run_event(run, event, data))
 
     @property
     def runs(self) -> list[Run]:

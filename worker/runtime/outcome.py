@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from ...deadletter.policy import Bury, Reason, Retry, TryAgain, after_failure, members_of, refused_by
 from ...queues.delivery.settlement import Counters
 from ...queues.errors import (
+    InvalidBudgetUse,
     LargeValueLost,
     NotEncrypted,
     PayloadTooLarge,
@@ -21,6 +22,7 @@ from ..durable.run import Run
 from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
     ArtifactTooLarge,
+    BudgetExceeded,
     Incoherent,
     OrphanedSteps,
     Reschedule,
@@ -179,6 +181,8 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     ResultMismatch: Reason.NOT_RETRYABLE,
     StepResolvedAsFailed: Reason.NOT_RETRYABLE,
     Incoherent: Reason.INCOHERENT,
+    BudgetExceeded: Reason.BUDGET,
+    InvalidBudgetUse: Reason.INVALID_ARGUMENTS,
     StateError: Reason.NOT_RETRYABLE,
     WorkspaceTooLarge: Reason.NOT_RETRYABLE,
     TurnRefused: Reason.NOT_RETRYABLE,

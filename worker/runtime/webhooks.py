@@ -10,6 +10,7 @@ the task (error messages, why it waits) only if tasks are not encrypted, and nev
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ...deadletter.burial import Evidence
@@ -59,11 +60,17 @@ class WebhookMiddleware(Middleware):
             self._queue.give(event)
 
     def _is_repeated(self, settlement: RunSettlement) -> bool:
-        """Return whether this worker has posted that the task waits for an operator, for the same reason."""
-        if not isinstance(settlement.outcome, Park) or settlement.outcome.parked.waits not in _BY_OPERATOR:
+        """Return whether this worker has posted that the task waits for an operator or an answer, for the same reason.
+
+        A task that has asked whether its budget is raised looks again now and then, and is parked again.
+        """
+        if not isinstance(settlement.outcome, Park):
             return False
-        what = settlement.outcome.parked.waits
-        wait = settlement.run.id, what, _why(settlement.handoff, what)
+        what, handoff = settlement.outcome.parked.waits, settlement.handoff
+        asked = None if handoff is None else next((one for one in handoff.waiting_on if one.wait), None)
+        if asked is None and what not in _BY_OPERATOR:
+            return False
+        wait = settlement.run.id, what, _why(handoff, what) if asked is None else f"{asked.wait} {asked.why}"
         repeated = wait in self._posted
         self._posted[wait] = self._posted.pop(wait, None)
         if len(self._posted) > _KNOWN:
@@ -115,6 +122,11 @@ def _stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> Webho
 
 def _why(handoff: Handoff | None, what: str) -> str:
     return "" if handoff is None else next((one.why for one in handoff.waiting_on if one.what == what), "")
+
+
+def run_event(run: Run, event: str, data: Mapping[str, Any]) -> WebhookEvent:
+    """Return an event about a run that goes on."""
+    return WebhookEvent(_common(event, run) | dict(data))
 
 
 def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> WebhookEvent:

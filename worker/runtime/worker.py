@@ -138,6 +138,7 @@ class Worker:
             on_watched=self._notices.give,
             limits=app.limits,
             is_new=lambda partition, entry: self._clock.is_new(partition, entry),  # noqa: PLW0108 - made below
+            prices=app.prices,
         )
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,

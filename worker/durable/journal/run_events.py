@@ -226,6 +226,22 @@ class AnswerDropped(Event):
 
 
 @built_in
+class BudgetLow(Event):
+    """Notice that most of a budget is used.
+
+    Attributes:
+        budget: Its name; empty for one of the task itself.
+        ledger: By which operators raise it.
+        used: What is used, such as "160,000 of 200,000 tokens".
+    """
+
+    type: Literal["budget_low"] = "budget_low"
+    budget: str = ""
+    ledger: str = ""
+    used: str = ""
+
+
+@built_in
 class ChildrenSpawned(Event):
     """Children that the handler spawned.
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any, Final, Generic, Literal, TypeVar
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import orjson
 
@@ -23,6 +24,10 @@ from ..journal.tool_notes import TOOLS, ToolCalls, encode_note, is_note
 from ..run import Run
 from .codec import Codec
 from .failures import handle_failures
+
+if TYPE_CHECKING:
+    from ..budget_left import BudgetLeft
+    from ..spent import Spent
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
@@ -126,6 +131,32 @@ class Step(InFlight):
         From a step in a thread: `anyio.from_thread.run(step.emit, item)`.
         """
         await emit(self._run, item, to, key, step=self)
+
+    async def spend(
+        self,
+        *,
+        tokens: int | None = None,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        usd: float | Decimal | None = None,
+        model: str | None = None,
+    ) -> BudgetLeft:
+        """Charge what a call has cost to the budgets of the task, see `Context.spend`.
+
+        From a step in a thread: `anyio.from_thread.run(partial(step.spend, tokens=1200))`.
+        """
+        from ..spent import Spent
+
+        return await self.charge(Spent.of(tokens, input_tokens, output_tokens, usd, model))
+
+    async def charge(self, spent: Spent) -> BudgetLeft:
+        """Charge what a call of the step has cost, see `spend`."""
+        from ..budget_left import BudgetLeft
+
+        run = self._run
+        check_place(run, "#spend", own=True, within=True)
+        await run.check_stopped()
+        return BudgetLeft() if run.spending is None else await run.spending.spend(spent, in_step=True)
 
     async def save(self, value: Any) -> None:
         """Save the step's progress: JSON data that `saved` returns when the step runs again.

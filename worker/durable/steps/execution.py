@@ -43,6 +43,7 @@ from ..journal.run_events import StepFailed, StepOutdated, StepStarted
 from ..journal.step_record import FAILURE, MISREAD, StepRecord
 from ..journal.tool_notes import is_note
 from ..run import Run
+from ..step_files import Found
 from ..value_loss import Misread
 from .calls import call_function, constants_of, late_call, late_result, warn_if_changed
 from .codec import (
@@ -154,9 +155,9 @@ async def _perform(
         return await _read(run, codec, key, result)
     digest, shown = arguments[0], arguments_text(arguments[1], run.redact)
     tries = 0 if result is None and former is None else await _meet_record(run, match, shown, options, caller)
-    outer = CURRENT_STEP.get()
-    if run.stopping and outer is None:
-        await run.boundary()
+    outer, spending = CURRENT_STEP.get(), run.spending
+    if outer is None and (run.stopping or spending is not None):
+        await _may_start(run)
     replicated = options.durability == "replicated"
     decided = _decision(run, key, args, kwargs, arguments, shown) if run.history.intents else None
     noted = options.intent and not options.risky and decided is None
@@ -188,15 +189,15 @@ async def _perform(
             CURRENT_STEP.reset(token)
             if call is not None:
                 call.attempt = step.attempt
+        if spending is not None:
+            await spending.step_ended()
         warn_if_changed(key, fn, args, kwargs, arguments[1])
         data, record, value, misfit = _exact_record(run, codec, value, digest, shown) or await _record(
             run, codec, key, value, (digest, shown)
         )
         workspace = run.files
         files = None if workspace is None else await workspace.find_step_change()
-        entries = _entries(run, step, record, data, tool)
-        if workspace is not None and files is not None:
-            entries = (*entries, *workspace.entries(files, key))
+        entries = _entries(run, step, record, data, tool, files)
         if outer is not None:  # for the next try of the outer step
             run.history.done[key] = entries[0].value
         stored = options.durability != "async" and (files is None or not files.cut_off)
@@ -212,6 +213,14 @@ async def _perform(
     if misfit is not None:
         _raise_misfit(codec, key, data, misfit)
     return value
+
+
+async def _may_start(run: Run) -> None:
+    """Let a step start, unless a budget is used up or the run stops: then this does not return."""
+    if run.spending is not None:
+        await run.spending.before_step()
+    if run.stopping:
+        await run.boundary()
 
 
 def _raise_misfit(codec: Codec, key: str, data: bytes, misfit: UnserialisableResult) -> NoReturn:
@@ -406,8 +415,13 @@ async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options
     raise StepMismatch(key, StepRecord.decode(record).arguments, shown, after_new=after_new)
 
 
-def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCall | None) -> tuple[Entry, ...]:
-    """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`."""
+def _entries(
+    run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCall | None, files: Found | None = None
+) -> tuple[Entry, ...]:
+    """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`.
+
+    files: that the step has changed in the workspace.
+    """
     parts: list[Entry] = []
     step.noted, step.recorded = None, True  # no intent follows the record, and no item
     if run.failures:
@@ -416,6 +430,8 @@ def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCal
         record, parts = end_unit(run, step.key, record, within=step.records_nested)
     if step.records_nested:
         parts += forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
+    if files is not None and run.files is not None:
+        parts += run.files.entries(files, step.key)
     if tool is None:
         if step.note is not None or (run.history.intents and _was_noted(run, step.key)):
             parts.append(close_call(run, step.key))

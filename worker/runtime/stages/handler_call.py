@@ -27,7 +27,7 @@ from ...durable.stop_reasons import STOP_RULES, LimitReason, ParkReason, StopRea
 from ...errors import OrphanedSteps, StepTimeout, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
 from ...log import logger
 from ...middleware import Middleware, build_chain
-from ...on_demand import restore_workspace, watch_tools
+from ...on_demand import begin_budgets, restore_workspace, watch_tools
 from ...settings import Settings
 from ...task import Task
 from ..outcome import Cancelled, Limited, Outcome, Park, Release, Rerun, Success, after_error
@@ -75,6 +75,7 @@ class HandlerCall:
             error = cancelled
         except LeaseLost as lost:
             if lost.task_id == run.id:
+                await _charge_rest(run, lost=True)
                 raise
             error = lost
         except BaseException as raised:  # noqa: BLE001 - a handler may raise anything
@@ -99,6 +100,8 @@ class HandlerCall:
         if run.emits:
             await begin_bodies(run)
         try:
+            if run.envelope.budgets or execution.task.budgets is not None:
+                await begin_budgets(run, execution.task, execution.arguments)
             if run.envelope.group:
                 data = execution.arguments[GROUP]
                 execution.arguments = await group_arguments(run, data, execution.task.arguments)
@@ -117,6 +120,8 @@ class HandlerCall:
     ) -> Outcome:
         """Decide the outcome. stop: why the handler was stopped before its end. Raises `LeaseLost`, `EntriesLost`."""
         run, task = execution.run, execution.task
+        if run.spending is not None:
+            await _charge_rest(run, lost=run.stop_reason is StopReason.LOST)
         if run.stop_reason is not None:
             _check_lost(run)
         if result is not None or stop is not StopReason.CANCELLED:
@@ -161,6 +166,12 @@ async def _leave(run: Run, *, keep: bool) -> None:
         await run.watching.aclose()
     if run.files is not None:
         await run.files.close(keep=keep)
+
+
+async def _charge_rest(run: Run, *, lost: bool) -> None:
+    """Charge what the run has spent and not charged yet. lost: the lease is, so nothing waits for Redis."""
+    if run.spending is not None:
+        await run.spending.leave(lost=lost)
 
 
 async def _restore(run: Run) -> None:

@@ -1,0 +1,564 @@
+"""What tasks spend of their budgets: charges of steps and of calls, and what follows when a budget is used up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pytest
+from loguru import logger
+from perdure import App, Budget, Context, Retry, State, SyncContext, TaskHandle, current_step
+from perdure.queues.budgets.store import BudgetStore
+from perdure.queues.envelope import BudgetUse
+from perdure.queues.errors import ConfigurationError, Unavailable
+from perdure.testing import make_context
+from perdure.worker.durable.waiting import WaitBoard
+from perdure.worker.errors import StepDefinitionError
+
+from tests.support.workers import BOUND, bounded, history, letter, running_worker, steal, wait_until, work_off
+
+pytestmark = [pytest.mark.integration, pytest.mark.app("shop")]
+
+AT_ONCE = Retry(max_attempts=3, base=0.0)
+
+
+@pytest.fixture(autouse=True)
+def parks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Park for waits that are longer than 50 ms, so that tests need not wait for a second."""
+    monkeypatch.setattr(WaitBoard, "park_after", 0.05)
+
+
+def store_of(app: App) -> BudgetStore:
+    return BudgetStore(app.producer.gateway, app.producer.namespace)
+
+
+async def spent(app: App, ledger: str) -> dict[str, int]:
+    """Return what is spent of a budget, without the time."""
+    (standing,) = await store_of(app).charge([BudgetUse(ledger, "", {"tokens": 10**9})], "", {})
+    return {unit: amount for unit, amount in standing.spent.items() if amount and unit != "seconds"}
+
+
+async def call(tokens: int) -> int:
+    """Call a model."""
+    await current_step().spend(tokens=tokens)
+    return tokens
+
+
+async def asked(handle: TaskHandle[Any]) -> str:
+    """Wait until the task is parked and asks; return the id of its wait."""
+
+    async def parked() -> bool:
+        return bool(await handle.waits()) and await handle.status() is State.WAITING
+
+    await wait_until(parked, "it asks")
+    (wait,) = await handle.waits()
+    return wait.id
+
+
+# charges
+
+
+async def test_a_recorded_step_charges_nothing_again(app: App) -> None:
+    @app.task(budget=Budget(tokens=1000), retry=AT_ONCE)
+    async def work(ctx: Context) -> int:
+        used = await ctx.step("call", call, 100)
+        if ctx.attempt == 1:
+            raise RuntimeError("later")
+        return used
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await handle.result() == 100
+    assert await spent(app, handle.id) == {"tokens": 100, "steps": 1}
+
+
+async def test_each_try_of_a_step_charges(app: App) -> None:
+    async def fail_once() -> int:
+        await current_step().spend(tokens=10)
+        if current_step().attempt == 1:
+            raise RuntimeError("again")
+        return 1
+
+    @app.task(budget=Budget(tokens=1000))
+    async def work(ctx: Context) -> int:
+        return await ctx.options(retry=AT_ONCE).step("call", fail_once)
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await handle.result() == 1
+    assert await spent(app, handle.id) == {"tokens": 20, "steps": 1}
+
+
+async def test_a_step_that_is_cut_off_after_its_charge_charges_again(app: App) -> None:
+    """Its model call was made twice. Nothing is lost: the charge was confirmed before the record."""
+    runs: list[int] = []
+
+    async def call_and_lose(handle_id: str) -> int:
+        await current_step().spend(tokens=10)
+        runs.append(1)
+        if len(runs) == 1:
+            await steal(app, app.handle(handle_id), expired=True)
+        return 1
+
+    @app.task(budget=Budget(tokens=1000))
+    async def work(ctx: Context) -> int:
+        return await ctx.step("call", call_and_lose, ctx.task_id)
+
+    handle = await work.enqueue()
+    async with running_worker(app):
+        assert await bounded(handle.result()) == 1
+    assert len(runs) == 2
+    assert (await spent(app, handle.id))["tokens"] == 20
+
+
+async def test_a_charge_whose_reply_is_lost_counts_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    charge, lost = BudgetStore.charge, []
+
+    async def lose_reply(self: BudgetStore, uses: Any, nonce: str, amounts: Any) -> Any:
+        found = await charge(self, uses, nonce, amounts)
+        if amounts.get("tokens") and not lost:
+            lost.append(nonce)
+            raise Unavailable("the reply was lost")
+        return found
+
+    monkeypatch.setattr(BudgetStore, "charge", lose_reply)
+
+    @app.task(budget=Budget(tokens=1000))
+    async def work(ctx: Context) -> None:
+        await ctx.step("call", call, 100)
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert lost
+    assert (await spent(app, handle.id))["tokens"] == 100
+
+
+async def test_a_charge_whose_call_was_cancelled_counts_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    charge, cancelled = BudgetStore.charge, asyncio.Event()
+
+    async def hang_after(self: BudgetStore, uses: Any, nonce: str, amounts: Any) -> Any:
+        found = await charge(self, uses, nonce, amounts)
+        if amounts.get("tokens") and not cancelled.is_set():
+            cancelled.set()
+            await asyncio.Event().wait()
+        return found
+
+    monkeypatch.setattr(BudgetStore, "charge", hang_after)
+
+    @app.task(budget=Budget(tokens=1000))
+    async def work(ctx: Context) -> None:
+        with pytest.raises(TimeoutError):
+            await ctx.options(timeout=0.05).step("slow", call, 100)
+        await ctx.step("call", call, 1)
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert cancelled.is_set()
+    assert (await spent(app, handle.id))["tokens"] == 101
+
+
+async def test_a_charge_outside_of_steps_is_recorded(app: App) -> None:
+    @app.task(budget=Budget(tokens=1000), retry=AT_ONCE)
+    async def work(ctx: Context) -> int | None:
+        left = await ctx.spend(input_tokens=70, output_tokens=30)
+        if ctx.attempt < 3:
+            raise RuntimeError("later")
+        return left.tokens
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await handle.result() == 900
+    assert await spent(app, handle.id) == {"tokens": 100}
+
+
+async def test_children_and_successors_are_charged_to_the_budget_of_their_parent(app: App) -> None:
+    @app.task
+    async def child(ctx: Context, tokens: int) -> int:
+        return await ctx.step("call", call, tokens)
+
+    @app.task
+    async def last(ctx: Context) -> int | None:
+        await ctx.step("call", call, 1)
+        return (await ctx.budget()).tokens
+
+    @app.task(budget=Budget(tokens=1000))
+    async def work(ctx: Context) -> int:
+        await ctx.gather(child, [10, 20])
+        await ctx.join(await ctx.spawn(child, 30))
+        await ctx.continue_as(last, arguments={})
+
+    handle = await work.enqueue()
+    async with running_worker(app):
+        assert await bounded(handle.result()) == 1000 - 61
+    assert (await spent(app, handle.id))["tokens"] == 61
+
+
+async def test_steps_and_the_time_of_runs_are_charged_and_parked_time_is_not(app: App) -> None:
+    @app.task(budget=Budget(steps=5, seconds=1000))
+    async def work(ctx: Context) -> list[float | None]:
+        await ctx.step("slow", asyncio.sleep, 0.05)
+        await ctx.sleep(0.3)
+        left = await ctx.budget()
+        return [left.steps, left.seconds]
+
+    handle = await work.enqueue()
+    async with running_worker(app):
+        steps, seconds = await bounded(handle.result())
+    assert steps == 4
+    assert seconds is not None
+    assert 0.05 <= 1000 - seconds < 0.3
+
+
+async def test_a_task_without_a_budget_makes_no_call(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any) -> None:
+        raise AssertionError("no budget is asked for")
+
+    monkeypatch.setattr(BudgetStore, "charge", refuse)
+
+    @app.task
+    async def work(ctx: Context) -> list[Any]:
+        await ctx.step("call", call, 100)
+        left = await ctx.spend(tokens=3)
+        return [left.tokens, left.used_up, (await ctx.budget()).usd]
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await handle.result() == [None, False, None]
+
+
+# used up
+
+
+async def test_a_budget_that_is_used_up_buries_the_task_before_its_next_step(app: App) -> None:
+    ran: list[str] = []
+
+    async def note(name: str, tokens: int) -> str:
+        ran.append(name)
+        left = await current_step().spend(tokens=tokens)
+        assert left.tokens == max(0, 100 - tokens)
+        return name
+
+    @app.task(budget=Budget(tokens=100, then="bury"), retry=AT_ONCE)
+    async def work(ctx: Context) -> None:
+        try:
+            await ctx.step("first", note, "first", 150)
+            await ctx.step("second", note, "second", 1)
+        except Exception as error:  # noqa: BLE001 - no handler can go on
+            ran.append(repr(error))
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert ran == ["first"]
+    dead = await letter(app, handle)
+    assert dead.reason == "budget"
+    assert dead.error == "perdure.worker.errors.BudgetExceeded"
+    assert "the budget of the task is used up (150 of 100 tokens)" in dead.message
+    assert dead.attempts == 1
+
+
+async def test_a_task_of_a_used_up_budget_does_not_start(app: App) -> None:
+    ran: list[str] = []
+
+    @app.task(budget=Budget(name="shared", tokens=100, then="bury"))
+    async def work(ctx: Context, name: str) -> None:
+        ran.append(name)
+        await ctx.step("call", call, 100)
+
+    first = await work.enqueue("first")
+    await work_off(app)
+    second = await work.enqueue("second")
+    await work_off(app)
+    assert await first.result() is None
+    assert ran == ["first"]
+    assert (await letter(app, second)).reason == "budget"
+
+
+async def test_a_run_that_resumes_returns_what_is_recorded(app: App) -> None:
+    """Whether it was interrupted makes no difference: its budget is looked at before the next step only."""
+
+    @app.task(budget=Budget(steps=1, then="bury"), retry=AT_ONCE)
+    async def work(ctx: Context) -> int:
+        found = await ctx.step("call", call, 1)
+        if ctx.attempt == 1:
+            raise RuntimeError("later")
+        return found
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await handle.result() == 1
+
+
+async def test_a_person_adds_to_a_used_up_budget(app: App) -> None:
+    ran: list[str] = []
+
+    async def note(name: str) -> str:
+        ran.append(name)
+        return await call(100) and name
+
+    @app.task(budget=Budget(tokens=100))
+    async def work(ctx: Context) -> list[Any]:
+        names = [await ctx.step(name, note, name) for name in ("first", "second", "third")]
+        return [*names, (await ctx.budget()).tokens]
+
+    async with running_worker(app):
+        handle = await work.enqueue()
+        wait = await asked(handle)
+        assert ran == ["first"]
+        (shown,) = await handle.waits()
+        assert (shown.who, shown.why) == ("operator", "the budget of the task is used up: 100 of 100 tokens")
+        await handle.answer("budget", {"tokens": 50}, by="ada")
+
+        async def again() -> bool:
+            return [one.id != wait for one in await handle.waits()] == [True]
+
+        await wait_until(again, "it asks again")
+        assert ran == ["first", "second"]
+        await handle.answer("budget", {"tokens": 200}, by="ada")
+        assert await bounded(handle.result()) == ["first", "second", "third", 50]
+    assert ran == ["first", "second", "third"]
+    types = [event.type for event in await history(handle)]
+    assert (types.count("answered"), types.count("orphaned")) == (2, 0)
+    assert await handle.waits() == []
+
+
+async def test_a_person_denies(app: App) -> None:
+    @app.task(budget=Budget(tokens=100), retry=AT_ONCE)
+    async def work(ctx: Context) -> None:
+        await ctx.step("first", call, 100)
+        await ctx.step("second", call, 100)
+
+    async with running_worker(app):
+        handle = await work.enqueue()
+        await asked(handle)
+        await handle.answer("budget", "deny", by="ada")
+        dead = await letter(app, handle)
+    assert (dead.reason, dead.attempts) == ("budget", 1)
+    assert "ada refused to raise it" in dead.message
+
+
+async def test_a_void_answer_is_dropped(app: App) -> None:
+    @app.task(budget=Budget(tokens=100))
+    async def work(ctx: Context) -> int:
+        await ctx.step("first", call, 100)
+        return await ctx.step("second", call, 1)
+
+    async with running_worker(app):
+        handle = await work.enqueue()
+        await asked(handle)
+        await handle.answer("budget", {"tokens": None})
+
+        async def dropped() -> bool:
+            return any(event.type == "answer_dropped" for event in await history(handle))
+
+        await wait_until(dropped, "the answer is dropped")
+        await handle.answer("budget", {"tokens": 10})
+        assert await bounded(handle.result()) == 1
+
+
+async def test_an_operator_raises_the_budget_in_place_of_an_answer(app: App) -> None:
+    @app.task(budget=Budget(tokens=100))
+    async def work(ctx: Context) -> int:
+        await ctx.step("first", call, 100)
+        return await ctx.step("second", call, 7)
+
+    async with running_worker(app):
+        handle = await work.enqueue()
+        await asked(handle)
+        await store_of(app).raise_(handle.id, {"tokens": 100}, number=None)
+        assert await bounded(handle.result()) == 7
+        assert await handle.waits() == []
+
+
+async def test_one_of_the_tasks_that_share_a_budget_asks(app: App) -> None:
+    @app.task(budget=Budget(name="shared", tokens=100))
+    async def work(ctx: Context) -> int:
+        return await ctx.step("call", call, 60)
+
+    async with running_worker(app):
+        await (await work.enqueue()).result(timeout=BOUND)
+        await (await work.enqueue()).result(timeout=BOUND)
+        handles = [await work.enqueue(), await work.enqueue()]
+
+        async def parked() -> bool:
+            return [await handle.status() for handle in handles] == [State.WAITING] * 2
+
+        await wait_until(parked, "both wait")
+        waits = [await handle.waits() for handle in handles]
+        assert sorted(len(found) for found in waits) == [0, 1]
+        asking = handles[0 if waits[0] else 1]
+        await asking.answer("budget", {"tokens": 200})
+        for handle in handles:
+            assert await handle.result(timeout=BOUND) == 60
+
+
+async def test_the_next_window_ends_the_wait(app: App) -> None:
+    @app.task(budget=Budget(name="hourly", tokens=100, per=1.5))
+    async def work(ctx: Context) -> int:
+        return await ctx.step("call", call, 100)
+
+    async with running_worker(app):
+        first, second = await work.enqueue(), await work.enqueue()
+        assert await first.result(timeout=BOUND) == 100
+        assert await second.result(timeout=BOUND) == 100
+        assert await second.waits() == []
+
+
+async def test_another_task_continues_the_work(app: App) -> None:
+    seen: list[Any] = []
+
+    @app.task
+    async def cheaper(ctx: Context, name: str) -> str:
+        handoff = None if ctx.resumption is None else ctx.resumption.handoff
+        seen.append([None if handoff is None else handoff.detail, (await ctx.budget()).tokens])
+        await ctx.step("call", call, 30)
+        return f"cheaper {name}"
+
+    @app.task(budget=Budget(tokens=100, then="hand_off", to="cheaper"))
+    async def work(ctx: Context, name: str) -> str:
+        await ctx.step("first", call, 100)
+        return str(await ctx.step("second", call, 100))
+
+    handle = await work.enqueue("report")
+    async with running_worker(app):
+        assert await bounded(handle.result()) == "cheaper report"
+    assert seen == [["the budget of the task is used up: 100 of 100 tokens", 100]]
+    assert (await spent(app, handle.id))["tokens"] == 100
+    assert (await spent(app, f"{handle.id}.h1"))["tokens"] == 30
+
+
+async def test_concurrent_branches_wait_for_one_answer(app: App) -> None:
+    @app.task(budget=Budget(tokens=100))
+    async def work(ctx: Context) -> list[int]:
+        await ctx.step("first", call, 100)
+        return list(await asyncio.gather(*(ctx.step(f"branch-{n}", call, n) for n in range(1, 4))))
+
+    async with running_worker(app):
+        handle = await work.enqueue()
+        await asked(handle)
+        await handle.answer("budget", {"tokens": 1000})
+        assert await bounded(handle.result()) == [1, 2, 3]
+
+
+async def test_a_plain_function_charges_too(app: App) -> None:
+    @app.task(budget=Budget(tokens=100))
+    def work(ctx: SyncContext) -> list[Any]:
+        found: int = ctx.step("call", call, 40)
+        left = ctx.spend(tokens=50)
+        return [found, left.tokens, ctx.budget().tokens]
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await handle.result() == [40, 10, 10]
+
+
+# notices, prices and bad input
+
+
+async def test_a_notice_is_given_once_at_80_percent(app: App) -> None:
+    lines: list[str] = []
+    sink = logger.add(lambda line: lines.append(str(line)), format="{message}", level="WARNING")
+
+    @app.task(budget=Budget(tokens=100, usd=5))
+    async def work(ctx: Context) -> list[list[str]]:
+        sentences = []
+        for name, tokens in (("a", 79), ("b", 1), ("c", 5)):
+            await ctx.step(name, call, tokens)
+            sentences.append((await ctx.capacity()).sentences())
+        return sentences
+
+    handle = await work.enqueue()
+    await work_off(app)
+    logger.remove(sink)
+    text = "80 of 100 tokens"
+    assert await handle.result() == [[], [f"Budget used: {text}."], ["Budget used: 85 of 100 tokens."]]
+    noticed = [event.data for event in await history(handle) if event.type == "budget_low"]
+    assert [(data.get("budget", ""), data["ledger"], data["used"]) for data in noticed] == [("", handle.id, text)]
+    assert lines.count(f"most of the budget of the task is used: {text}\n") == 1
+
+
+async def test_the_price_of_a_model_counts_in_dollars(app: App) -> None:
+    seen: list[Any] = []
+
+    async def prices(model: str, usage: Any) -> Decimal | None:
+        seen.append((model, *usage))
+        return Decimal("0.25") if model == "known" else None
+
+    app.prices = prices
+
+    async def ask_model(model: str) -> float | None:
+        return (await current_step().spend(input_tokens=3, output_tokens=4, model=model)).usd
+
+    @app.task(budget=Budget(usd=1))
+    async def work(ctx: Context) -> list[Any]:
+        left = await ctx.step("known", ask_model, "known")
+        with pytest.raises(ConfigurationError, match="no price of model 'unknown'"):
+            await ctx.step("unknown", ask_model, "unknown")
+        await ctx.spend(usd=0.000_000_001)
+        await ctx.spend(usd=0)
+        return [left, (await ctx.budget()).usd]
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await handle.result() == [0.75, 0.749_999_999]
+    assert seen == [("known", 3, 4), ("unknown", 3, 4)]
+    found = await spent(app, handle.id)
+    assert (found["tokens"], found["usd"]) == (14, 250_000_001)
+
+
+async def test_without_prices_a_dollar_budget_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from perdure.worker.durable.prices import Usage, price_of
+
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
+    with pytest.raises(ConfigurationError, match=r"pass usd= to ctx.spend, or prices= to the app, or install"):
+        await price_of(None, "gpt-5", Usage(1, 2))
+    with pytest.raises(ConfigurationError, match="pass input_tokens= and output_tokens="):
+        await price_of(None, "gpt-5", Usage())
+    for wrong in (float("nan"), -1, True, "1"):
+        with pytest.raises(ConfigurationError, match="must return dollars"):
+            await price_of(partial(_wrong_price, wrong), "gpt-5", Usage(1, 2))
+
+
+def _wrong_price(price: Any, *_: object) -> Any:
+    return price
+
+
+async def test_the_prices_of_the_library_count() -> None:
+    pytest.importorskip("genai_prices")
+    from perdure.worker.durable.prices import Usage, price_of
+
+    price = await price_of(None, "gpt-4o", Usage(1_000_000, 0))
+    assert price == await price_of(None, "openai/gpt-4o", Usage(1_000_000, 0)) > 0
+    with pytest.raises(ConfigurationError, match="genai-prices does not know model 'no-such-model'"):
+        await price_of(None, "no-such-model", Usage(1, 2))
+
+
+WRONG: Sequence[tuple[dict[str, Any], str]] = [
+    ({}, "needs what was spent"),
+    ({"model": "gpt-5"}, "needs what was spent"),
+    ({"tokens": -1}, "tokens of ctx.spend must be a whole number, 0 or more, got -1"),
+    ({"tokens": 1.5}, "must be a whole number"),
+    ({"tokens": True}, "must be a whole number"),
+    ({"tokens": 2**60}, "must be a whole number"),
+    ({"usd": -0.1}, "usd of ctx.spend must be a number of dollars, 0 or more"),
+    ({"usd": float("nan")}, "must be a number of dollars"),
+    ({"usd": float("inf")}, "must be a number of dollars"),
+    ({"usd": True}, "must be a number of dollars"),
+    ({"usd": "1"}, "must be a number of dollars"),
+    ({"usd": 1e12}, "usd of ctx.spend must be more than 0 and at most"),
+    ({"tokens": 1, "input_tokens": 1}, "got both"),
+    ({"tokens": 1, "model": ""}, "must be the name of a model"),
+]
+
+
+@pytest.mark.parametrize(("given", "problem"), WRONG)
+async def test_wrong_amounts_are_refused(given: dict[str, Any], problem: str) -> None:
+    ctx = make_context()
+    with pytest.raises(StepDefinitionError, match=problem):
+        await ctx.spend(**given)
+    left = await ctx.spend(tokens=3, usd=Decimal("0.1"))
+    assert (left.tokens, left.usd, left.used_up) == (None, None, False)

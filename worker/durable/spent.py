@@ -1,0 +1,67 @@
+"""What a call has cost, as `ctx.spend` is given it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from ...queues.budgets.definition import to_amount
+from ...queues.envelope import MAX_AMOUNT
+from ..errors import StepDefinitionError
+from .prices import Usage
+
+
+class Spent(NamedTuple):
+    """Checked arguments of `ctx.spend`. amounts: by unit, as budgets count them. model: the price of it counts."""
+
+    amounts: Mapping[str, int]
+    model: str | None
+    usage: Usage
+
+    @classmethod
+    def of(
+        cls,
+        tokens: int | None,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        usd: float | Decimal | None,
+        model: str | None,
+    ) -> Spent:
+        """Check the arguments. Raises `StepDefinitionError`."""
+        amounts = _checked(tokens, input_tokens, output_tokens, usd, model)
+        return cls(amounts, model, Usage(input_tokens, output_tokens))
+
+
+def _checked(tokens: object, input_tokens: object, output_tokens: object, usd: object, model: object) -> dict[str, int]:
+    """Return the amounts of a call of `spend`. Raises `StepDefinitionError`."""
+    counts = {"tokens": tokens, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    total = 0
+    for name, count in counts.items():
+        if count is None:
+            continue
+        if type(count) is not int or not 0 <= count <= MAX_AMOUNT:
+            raise StepDefinitionError(f"{name} of ctx.spend must be a whole number, 0 or more, got {count!r}")
+        total += count
+    if tokens is not None and (input_tokens is not None or output_tokens is not None):
+        raise StepDefinitionError("ctx.spend needs tokens=, or input_tokens= and output_tokens=, got both")
+    if model is not None and not (isinstance(model, str) and model):
+        raise StepDefinitionError(f"model of ctx.spend must be the name of a model, got {model!r}")
+    amounts = {} if all(count is None for count in counts.values()) else {"tokens": total}
+    if usd is not None:
+        known = isinstance(usd, int | float | Decimal) and not isinstance(usd, bool) and 0 <= usd < math.inf
+        if not known:
+            raise StepDefinitionError(f"usd of ctx.spend must be a number of dollars, 0 or more, got {usd!r}")
+        amounts["usd"] = nano_dollars(usd)
+    if not amounts:
+        raise StepDefinitionError("ctx.spend needs what was spent: tokens=, input_tokens= and output_tokens=, or usd=")
+    return amounts
+
+
+def nano_dollars(usd: Any) -> int:
+    """Return dollars as budgets count them. Raises `StepDefinitionError` for too many."""
+    try:
+        return to_amount("usd", usd, "ctx.spend") if usd else 0
+    except ValueError as error:
+        raise StepDefinitionError(str(error)) from None
