@@ -18,6 +18,7 @@
 | `envelope`, `keys`, `errors` | wire format; key names; error tree |
 | `defaults`, `durations` | PERDURE_* defaults; durations and points in time |
 | `wording` | times, durations, counts and lists in texts |
+| `pauses` | rules of operators that hold queues and tasks |
 | `shared_config`, `runtime` | settings that workers share; clock, threads and randomness, which a simulation replaces |
 | `json_form`, `schemas` | what becomes of a value as JSON; published schemas, read within bounds |
 | `junk` | what other programs wrote |

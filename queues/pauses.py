@@ -6,51 +6,34 @@ no task that waits for limits, while due tasks and schedules go on. Any other ru
 before their handlers start, in the due set, until an operator removes the rule.
 
 Each rule has a number that no other rule ever gets, and a partition has its paused tasks by the numbers of their rules.
-So a task whose worker has parked it after the rule was removed is found by its number: see `wake_paused`.
+So a task whose worker has parked it after the rule was removed is found by its number: see delivery/paused_tasks.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
 from .argument_conditions import ArgumentCondition
 from .compared_writes import write_compared
-from .delivery.leases import Delivery
-from .delivery.settlement import Counters
-from .errors import LeaseLost, PauseError, QueueError, WrongType
-from .keys import Namespace, Partition, check_name
+from .errors import PauseError, QueueError, WrongType
+from .keys import Namespace, check_name
 from .transport.gateway import Gateway
-from .transport.pipelining import Argument
-from .transport.scripts import milliseconds, pairs, queue_script
+from .transport.scripts import milliseconds, pairs
 from .wording import ago_text, short
-
-_AWAIT: Final = queue_script("await_resume")
-_WAKE: Final = queue_script("wake_paused")
 
 MAX_RULES: Final = 100
 """Largest number of rules: workers read all of them with each registration."""
 
 MAX_CONDITIONS: Final = 10
 """Most conditions of a rule."""
-
-LOOK: Final = 3600.0
-"""Seconds after which a parked task is looked at again in any case, such as if the paused tasks were lost."""
-
-_TTL: Final = 2 * LOOK
-
-_PAGE: Final = 500
-"""Tasks that one script wakes."""
-
-_PAGES: Final = 100
-"""Scripts of one call for a partition that a worker makes: the other chores come next."""
 
 _TRIES: Final = 100
 """Changes by others that one call may meet."""
@@ -213,13 +196,6 @@ class Pauses:
 _DIGITS: Final = 15
 
 
-class Woken(NamedTuple):
-    """Outcome of `wake_paused`. taken: tasks that are paused no more. woken: those of them that are due now."""
-
-    taken: int
-    woken: int
-
-
 async def load_pauses(gateway: Gateway, namespace: Namespace) -> Pauses:
     """Return the rules. Raises `WrongType` if another program wrote their key."""
     return Pauses.decode(gateway, namespace, pairs(await gateway.command("HGETALL", namespace.pauses)))
@@ -286,47 +262,3 @@ class PauseStore:
             with suppress(QueueError):  # a hint: workers read the rules with each registration
                 await self._gateway.command("PUBLISH", self._namespace.pause_channel, "")
         return changed
-
-
-async def await_resume(gateway: Gateway, delivery: Delivery, task_id: str, number: int, counters: Counters) -> None:
-    """Park a task that a rule holds, and acknowledge its message.
-
-    Args:
-        number: Of the rule.
-
-    Raises:
-        LeaseLost: The lease has passed to another worker.
-    """
-    place = delivery.partition
-    keys = [place.ready, place.record(task_id), place.due, place.nudge, place.control(task_id), place.paused]
-    args: list[Argument] = [*delivery.fence, task_id, number, round(LOOK * 1000), round(_TTL * 1000)]
-    args += ("attempts", counters.attempts, "crashes", counters.crashes, "returns", counters.requeues)
-    if not await gateway.run(_AWAIT, keys, args):
-        raise LeaseLost(task_id, "park")
-
-
-async def wake_paused(gateway: Gateway, partition: Partition, pauses: Pauses, *, pages: int = _PAGES) -> Woken:
-    """Make the tasks of a partition due whose rule is not among these, at most so many pages of them.
-
-    The tasks of rules that are later than these stay: the caller does not know them.
-    """
-    numbers = sorted([*(rule.number for rule in pauses.of_tasks), *pauses.unread])
-    keys = [partition.due, partition.paused, partition.nudge]
-    taken = woken = 0
-    for _ in range(pages):
-        some, due = await gateway.run(_WAKE, keys, [_PAGE, pauses.revision, *numbers])
-        taken, woken = taken + some, woken + due
-        if some < _PAGE:
-            break
-    return Woken(taken, woken)
-
-
-async def count_held(gateway: Gateway, partitions: Iterable[Partition], rules: Sequence[PauseRule]) -> dict[int, int]:
-    """Return the number of tasks that each rule has parked, by its number."""
-    places = list(partitions)
-    asked = [(rule.number, place) for rule in rules for place in places]
-    counts = await gateway.pipeline_each([("ZCOUNT", place.paused, number, number) for number, place in asked])
-    found = dict.fromkeys((rule.number for rule in rules), 0)
-    for (number, _), count in zip(asked, counts, strict=True):
-        found[number] += count if isinstance(count, int) else 0
-    return found

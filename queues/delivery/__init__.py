@@ -11,6 +11,7 @@
 | `settlement` | what ends a delivery: succeed, cancel, reschedule, park, release (bury is in `deadletter`) |
 | `quarantine_store` | tasks that are suspected of killing workers |
 | `due_set` | promotion of scheduled tasks |
+| `paused_tasks` | tasks that pauses of operators hold |
 | `lost_tasks` | tasks that another program has taken out of the queue, and their return |
 | `fleet_locks` | locks that leave a chore to one worker of the fleet |
 

@@ -6,9 +6,10 @@ from functools import partial
 
 from perdure.queues import Gateway, Namespace, Partition, Producer, WorkerInfo
 from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.paused_tasks import wake_paused
 from perdure.queues.keys import GROUP
 from perdure.queues.partitions.assignment import PartitionAssignment
-from perdure.queues.pauses import Pauses, wake_paused
+from perdure.queues.pauses import Pauses
 from perdure.queues.presence import announce
 from perdure.worker.runtime.maintenance.janitor import Janitor
 

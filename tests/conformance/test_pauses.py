@@ -9,20 +9,11 @@ import pytest
 from perdure.queues import Gateway, LeaseLost, Namespace, Partition, Producer, State
 from perdure.queues.argument_conditions import ArgumentCondition
 from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.paused_tasks import LOOK, await_resume, count_held, wake_paused
 from perdure.queues.delivery.settlement import Counters
 from perdure.queues.errors import PauseError
 from perdure.queues.inspection.views import list_queues
-from perdure.queues.pauses import (
-    LOOK,
-    MAX_RULES,
-    PauseRule,
-    Pauses,
-    PauseStore,
-    await_resume,
-    count_held,
-    load_pauses,
-    wake_paused,
-)
+from perdure.queues.pauses import MAX_RULES, PauseRule, Pauses, PauseStore, load_pauses
 from perdure.queues.security.encryption import Encryptor
 from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script, queue_script
@@ -130,7 +121,7 @@ async def test_only_tasks_of_ended_pauses_are_woken(
 async def test_pages_of_tasks_are_woken(
     gateway: Gateway, partition: Partition, producer: Producer, store: PauseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.queues.pauses._PAGE", 2)
+    monkeypatch.setattr("perdure.queues.delivery.paused_tasks._PAGE", 2)
     for number in range(5):
         await park_another(gateway, partition, producer, f"task-{number}", 1 + number % 3)
     assert await wake_paused(gateway, partition, Pauses(revision=9), pages=2) == (4, 4)

@@ -35,6 +35,7 @@ from perdure.queues.budgets.store import BudgetStore
 from perdure.queues.delivery.checkpoint import Position, close_exported, edit_checkpoint, load_history, read_mark
 from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost
+from perdure.queues.delivery.paused_tasks import await_resume, wake_paused
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
 from perdure.queues.delivery.settlement import Counters, await_limit, await_version, park, raise_count, release, succeed
 from perdure.queues.depth import read_depths
@@ -72,7 +73,7 @@ from perdure.queues.limits.parked import wake_for_limit
 from perdure.queues.limits.store import LimitStore, Released, ReleaseRequest, TakeRequest
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
-from perdure.queues.pauses import PauseRule, PauseStore, await_resume, load_pauses, wake_paused
+from perdure.queues.pauses import PauseRule, PauseStore, load_pauses
 from perdure.queues.presence import announce
 from perdure.queues.schedules.call import ScheduledCall
 from perdure.queues.schedules.definition import Every, Rules

@@ -26,6 +26,7 @@ from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.heartbeat import renewal
 from perdure.queues.delivery.leases import NOT_STARTED, Delivery, Leases, RunStatus
 from perdure.queues.delivery.lost_tasks import put_back_lost
+from perdure.queues.delivery.paused_tasks import await_resume, wake_paused
 from perdure.queues.delivery.quarantine_store import (
     CRASH_WINDOW_MS,
     clear_quarantined,
@@ -56,7 +57,7 @@ from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
 from perdure.queues.partitions.route import SINGLE, registered_retention
-from perdure.queues.pauses import PauseRule, Pauses, await_resume, wake_paused
+from perdure.queues.pauses import PauseRule, Pauses
 from perdure.queues.shared_config import set_config
 from perdure.queues.transport.large_values import LargeValue
 from perdure.queues.transport.pipelining import Argument

@@ -12,10 +12,11 @@ import typer
 from ...queues.argument_conditions import ArgumentCondition
 from ...queues.catalog import Catalog
 from ...queues.defaults import nearest
+from ...queues.delivery.paused_tasks import count_held, wake_paused
 from ...queues.errors import Refused, WrongType
 from ...queues.inspection.views import queue_partitions
 from ...queues.keys import Partition
-from ...queues.pauses import MAX_CONDITIONS, PauseRule, Pauses, PauseStore, count_held, load_pauses, wake_paused
+from ...queues.pauses import MAX_CONDITIONS, PauseRule, Pauses, PauseStore, load_pauses
 from ...queues.producer import Producer
 from ...queues.security.secret_arguments import schema_secrets
 from ...queues.wording import counted, listed

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from ...queues.admission import leave_out
 from ...queues.delivery.consumer import Consumer
+from ...queues.delivery.paused_tasks import Woken, wake_paused
 from ...queues.keys import Namespace, Partition
-from ...queues.pauses import PauseRule, Pauses, Woken, wake_paused
+from ...queues.pauses import PauseRule, Pauses
 from ...queues.transport.gateway import Gateway
 from ..log import FirstOfEach, logger
 from .executor import Executor

@@ -163,7 +163,7 @@ class Settler:
         if isinstance(outcome, Limited):
             return self._wait_for_limit(run, outcome)
         if isinstance(outcome, Paused):
-            from ...queues.pauses import await_resume
+            from ...queues.delivery.paused_tasks import await_resume
 
             logger.bind(task=run.envelope.task, id=run.id).debug("parked by the pause of {}", outcome.target)
             return partial(await_resume, self._gateway, run.delivery, run.id, outcome.number, outcome.counters)

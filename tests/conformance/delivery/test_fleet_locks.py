@@ -13,8 +13,9 @@ from perdure import App, Context, Settings
 from perdure.queues import Gateway, Namespace, Partition, Producer, WorkerInfo
 from perdure.queues.delivery.due_set import promote_due
 from perdure.queues.delivery.fleet_locks import acquire_fleet_locks
+from perdure.queues.delivery.paused_tasks import wake_paused
 from perdure.queues.partitions.assignment import PartitionAssignment
-from perdure.queues.pauses import Pauses, wake_paused
+from perdure.queues.pauses import Pauses
 from perdure.queues.presence import announce
 from perdure.worker.runtime.maintenance import promoter as promoter_module
 from perdure.worker.runtime.maintenance.janitor import Janitor

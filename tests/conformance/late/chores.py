@@ -20,6 +20,7 @@ from perdure.queues.delivery.checkpoint import (
 )
 from perdure.queues.delivery.due_set import wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost, replace_exhausted
+from perdure.queues.delivery.paused_tasks import await_resume, wake_paused
 from perdure.queues.delivery.settlement import Counters, await_version, park
 from perdure.queues.derived_tasks import Successor, TaskPast, enqueue_successor, store_copy
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
@@ -29,7 +30,7 @@ from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.limits.kept import renew_kept
 from perdure.queues.limits.parked import wake_for_limit
-from perdure.queues.pauses import PauseRule, PauseStore, await_resume, load_pauses, wake_paused
+from perdure.queues.pauses import PauseRule, PauseStore, load_pauses
 from perdure.queues.transport.scripts import queue_script
 from perdure.queues.waits import forget_ended_waits, opening
 

@@ -12,6 +12,7 @@ from perdure.queues import Gateway, LeaseLost, State
 from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
 from perdure.queues.delivery.due_set import promote_due
 from perdure.queues.delivery.leases import Delivery, RunStatus
+from perdure.queues.delivery.paused_tasks import await_resume
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
 from perdure.queues.delivery.settlement import Counters, await_version, raise_count
 from perdure.queues.derived_tasks import (
@@ -27,7 +28,6 @@ from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.limits.control import LimitControl
-from perdure.queues.pauses import await_resume
 from perdure.queues.transport.scripts import queue_script
 from perdure.queues.unique import write_marker
 from perdure.queues.values import encode_value, update_value

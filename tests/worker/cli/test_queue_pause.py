@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from perdure import App, Context, State
+from perdure.queues.delivery.paused_tasks import await_resume
 from perdure.queues.delivery.settlement import Counters
-from perdure.queues.pauses import await_resume, load_pauses
+from perdure.queues.pauses import load_pauses
 from pydantic import SecretStr
 
 from tests.support.command_line import Answer, call
