@@ -20,7 +20,6 @@ from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
 from ..lanes import Lane, lane_of, lane_rank
 from ..partitions.resharding import load_routes, read_routes
 from ..partitions.route import Route
-from ..pauses import load_pauses
 from ..presence import WorkerInfo, list_workers, total_rates
 from ..records import Record, State, read_tasks
 from ..transport.clients import is_missing_group
@@ -169,6 +168,8 @@ async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None 
 
 async def _paused_queues(gateway: Gateway, namespace: Namespace) -> dict[str, Mapping[str, Any]]:
     """Return the pauses of whole queues as plain data; none if this user may not read them."""
+    from ..pauses import load_pauses  # a plain task needs none of it
+
     try:
         found = await load_pauses(gateway, namespace)
     except Refused:
