@@ -18,11 +18,11 @@ from ...queues.inspection.views import queue_partitions
 from ...queues.keys import Partition
 from ...queues.pauses import MAX_CONDITIONS, PauseRule, Pauses, PauseStore, load_pauses
 from ...queues.producer import Producer
-from ...queues.security.secret_arguments import schema_secrets
 from ...queues.wording import counted, listed
 from .support.connection import connected, redis_now, where
 from .support.errors import Failed, Misuse
-from .support.options import By, TaskNameOption, login, parser, read_queue
+from .support.jobs import public_conditions
+from .support.options import By, TaskNameOption, Where, login, read_queue
 from .support.output import Time, Value, note
 from .support.runner import Output
 
@@ -36,16 +36,6 @@ _QueueName = Annotated[
     str | None,
     typer.Argument(metavar="[QUEUE]", parser=read_queue, help="Name of the queue. Default: tasks of all queues."),
 ]
-_Where = Annotated[
-    list[ArgumentCondition] | None,
-    typer.Option(
-        "--where",
-        metavar="NAME=VALUE",
-        parser=parser(ArgumentCondition.parse),
-        help="Only tasks with this argument, such as tenant=acme or options.depth=3; may be repeated.",
-        show_default=False,
-    ),
-]
 _Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the pause.", show_default=False)]
 
 
@@ -55,7 +45,7 @@ async def pause(
     queue_name: _QueueName = None,
     *,
     task: TaskNameOption = None,
-    conditions: _Where = None,
+    conditions: Where = None,
     by: By = None,
     why: _Why = "",
 ) -> Output:
@@ -82,7 +72,7 @@ async def resume(
     queue_name: _QueueName = None,
     *,
     task: TaskNameOption = None,
-    conditions: _Where = None,
+    conditions: Where = None,
 ) -> Output:
     """End a pause: give the same QUEUE, --task and --where as the pause had.
 
@@ -152,6 +142,7 @@ async def _check(producer: Producer, rule: PauseRule) -> None:
             names = ", ".join(sorted(known)) or "none"
             hint = nearest(rule.queue, known)
             note(f"there is no queue {rule.queue!r} yet {where(producer)}; existing queues: {names}{hint}")
+    await public_conditions(producer, rule.where, rule.task)
     if rule.whole_queue:
         return
     with suppress(Refused):
@@ -160,7 +151,7 @@ async def _check(producer: Producer, rule: PauseRule) -> None:
 
 
 def _unknown_names(catalog: Catalog, rule: PauseRule) -> Iterator[str]:
-    """Yield a sentence for each name of a rule that no published task has. Raises `Misuse` for a secret argument."""
+    """Yield a sentence for each name of a rule that no published task has."""
     tasks = [task for task in catalog.all_versions if rule.task in (None, task.name)]
     if not tasks:
         yield f"no worker has published a task {rule.task!r}{catalog.hint(rule.task or '')}"
@@ -168,11 +159,6 @@ def _unknown_names(catalog: Catalog, rule: PauseRule) -> Iterator[str]:
     for condition in rule.where:
         name, known = condition.path[0], set[str]()
         for task in tasks:
-            if any(path and path[0] == name for path in schema_secrets(task.arguments)):
-                raise Misuse(
-                    f"--where {name}=...: argument {name!r} of task {task.name!r} is a secret, which workers do not "
-                    "compare; name another argument"
-                )
             known |= {*((task.arguments or {}).get("properties") or {name: None})}  # without a schema, any may exist
         if name not in known and rule.task is None:
             yield f"no published task has an argument {name!r}{nearest(name, known)}"

@@ -102,8 +102,8 @@ async def test_a_resumption_queues_what_its_pause_held(shop: App) -> None:
         (["pause", "no queue"], 2, "queue must be 1 to 64 letters"),
         (["pause", "--where", "tenant"], 2, "must be NAME=VALUE, such as tenant=acme"),
         (["pause", *(f"--where=a{number}=1" for number in range(11))], 2, "at most 10 conditions"),
-        (["pause", "--task", "report", "--where", "token=x"], 2, "argument 'token' of task 'report' is a secret"),
-        (["pause", "--where", "token.x=x"], 2, "argument 'token' of task 'report' is a secret"),
+        (["pause", "--task", "report", "--where", "token=x"], 2, "argument 'token' of task 'report' is secret"),
+        (["pause", "--where", "token.x=x"], 2, "argument 'token.x' of task 'report' is secret"),
         (["resume", "shop"], 1, "there is no pause of queue 'shop' in namespace"),
     ],
 )

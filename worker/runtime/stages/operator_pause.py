@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from pydantic_core import from_json
 
 from ....queues.argument_conditions import all_match
 from ....queues.pauses import PauseRule
+from ....queues.task_filter import is_secret
 from ....queues.transport.large_values import REFERENCE
 from ..outcome import Outcome, Paused
 from .execution import GROUP, Execution, Stage, check_limits
@@ -40,11 +41,11 @@ class HeldByArguments:
             return None
         if execution.run.delivery.fields.get(b"args", b"")[:1] == REFERENCE:
             return self._compare_large(rules, execution)
-        return _compared(rules, execution, _plain(execution))
+        return _compared(rules, execution)
 
     async def _compare_large(self, rules: Sequence[PauseRule], execution: Execution) -> Outcome | None:
         """Compare large arguments, which are made JSON data in a thread: the event loop has other tasks."""
-        return _compared(rules, execution, await asyncio.to_thread(_plain, execution))
+        return await asyncio.to_thread(_compared, rules, execution)
 
 
 def with_pauses(stages: Sequence[Stage], by_name: HeldByName, by_arguments: HeldByArguments) -> tuple[Stage, ...]:
@@ -67,16 +68,14 @@ def _named(rules: Sequence[PauseRule], execution: Execution) -> Sequence[PauseRu
     return [rule for rule in rules if rule.names(run.delivery.partition.queue, run.envelope.task)]
 
 
-def _plain(execution: Execution) -> Mapping[str, Any]:
-    """Return the arguments as JSON data, without those that have secrets in them."""
-    data, secrets = execution.task.arguments.encode_call((), execution.arguments)
-    hidden = {path[0] for path in (*secrets, *execution.run.envelope.secrets) if path}
-    return {name: value for name, value in from_json(data).items() if name not in hidden}
-
-
-def _compared(rules: Sequence[PauseRule], execution: Execution, arguments: Mapping[str, Any]) -> Outcome | None:
-    held = next((rule for rule in rules if all_match(rule.where, arguments)), None)
-    return None if held is None else _parked(held, execution)
+def _compared(rules: Sequence[PauseRule], execution: Execution) -> Outcome | None:
+    """Compare the arguments, as JSON data, with the conditions of rules."""
+    data, marked = execution.task.arguments.encode_call((), execution.arguments)
+    arguments, secrets = from_json(data), (*marked, *execution.run.envelope.secrets)
+    for rule in rules:
+        if all_match(rule.where, arguments) and not any(is_secret(condition, secrets) for condition in rule.where):
+            return _parked(rule, execution)
+    return None
 
 
 def _parked(rule: PauseRule, execution: Execution) -> Outcome:
