@@ -13,7 +13,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
@@ -22,11 +22,13 @@ from ..errors import DecryptionError, LargeValueLost, Refused
 from ..junk import set_aside, split
 from ..keys import Namespace, Partition
 from ..records import Record, State, read_tasks
-from ..task_filter import TaskFilter, arguments_match
 from ..transport.gateway import Gateway
 from ..transport.scripts import queue_script
 from .running import PendingEntry, pending_entries, read_running
 from .views import list_tasks, queue_partitions
+
+if TYPE_CHECKING:
+    from ..task_filter import TaskFilter
 
 _TRIM = queue_script("trim_timeline")
 
@@ -132,6 +134,7 @@ async def _with_arguments(
     """Return the records whose arguments match; those that cannot be read are added to `unreadable`."""
     if not wanted.where:
         return list(records)
+    from ..task_filter import arguments_match  # a plain task needs none of it
 
     async def matches(record: Record) -> bool | str:
         partition = namespace.partition(record.queue, record.partition)
