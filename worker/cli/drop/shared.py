@@ -180,8 +180,12 @@ class SharedFolder:
             with os.fdopen(os.open(_NEW, flags, 0o666, dir_fd=top), "wb") as file:
                 file.write(data)
             state = Signature.of(os.stat(_NEW, dir_fd=top, follow_symlinks=False))
-            _check(place, name, here)
-            os.rename(_NEW, name, src_dir_fd=top, dst_dir_fd=place)
+            try:
+                _check(place, name, here)
+                os.rename(_NEW, name, src_dir_fd=top, dst_dir_fd=place)
+            except BaseException:
+                os.unlink(_NEW, dir_fd=top)
+                raise
         self._noted.files[path] = _Known.of(there.version, there.hash, state)
         self._tell(path, "copied from", "copied", there.version)
 

@@ -96,6 +96,47 @@ async def test_a_conflict_keeps_both(shared: Shared) -> None:
     assert await shared.look() == []
 
 
+@pytest.mark.parametrize("new", [False, True])
+async def test_a_change_while_a_file_is_copied_is_a_conflict(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, new: bool
+) -> None:
+    """Another program writes the file while that of the workspace is being read."""
+    if not new:
+        (shared.place / "a.md").write_text("first")
+        await shared.look()
+    await shared.files.write("a.md", "there")
+    read = SharedWorkspace.read
+
+    async def slow(files: SharedWorkspace, path: Any) -> bytes:
+        (shared.place / "a.md").write_text("written meanwhile")
+        return await read(files, path)
+
+    monkeypatch.setattr(SharedWorkspace, "read", slow)
+    assert await shared.look() == []
+    monkeypatch.undo()
+    assert shared.here() == {"a.md": "written meanwhile"}
+    assert shared.folder.rest.restless == 1
+    assert await shared.look() == [("conflict", "a.md"), ("copied", "a.md")]
+    assert shared.here() == {"a.md": "there", "a.md.conflict": "written meanwhile"}
+
+
+async def test_a_write_of_another_agent_while_a_file_is_written_is_a_conflict(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shared.place / "a.md").write_text("here")
+    write, other = SharedWorkspace.write, shared.workspace("site")
+
+    async def late(files: SharedWorkspace, path: str, data: Any, *, expected: int | None = None) -> Any:
+        await write(other, path, "there")
+        return await write(files, path, data, expected=expected)
+
+    monkeypatch.setattr(SharedWorkspace, "write", late)
+    assert await shared.look() == []
+    monkeypatch.undo()
+    assert await shared.look() == [("conflict", "a.md"), ("copied", "a.md")]
+    assert shared.here() == {"a.md": "there", "a.md.conflict": "here"}
+
+
 async def test_a_change_wins_over_a_removal(shared: Shared) -> None:
     for name in ("a.md", "b.md"):
         await shared.files.write(name, "first")
