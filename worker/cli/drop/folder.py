@@ -18,6 +18,8 @@ from typing import IO, Any, Final, NamedTuple
 from ....queues.regular_files import kind_of, open_below, open_folder_below
 from ....queues.runtime import RUNTIME
 from ...workspace.manifest import shown_path
+from ..support.errors import Failed
+from ..support.options import MAX_LINE
 
 TAKEN: Final = ".taken"
 PROCESSED: Final = "processed"
@@ -228,9 +230,14 @@ class TakenFile:
         self.digest = hashlib.blake2b(what, digest_size=16).hexdigest()
         file.seek(0)
 
-    @property
-    def size(self) -> int:
-        return self._state.size
+    def read(self) -> bytes:
+        """Return all bytes. Raises `Failed` for a file that is too large, `FileChanged`."""
+        if self._state.size > MAX_LINE:
+            raise Failed(f"it has more than {MAX_LINE:,} bytes")
+        self.file.seek(0)
+        data = self.file.read(self._state.size)
+        self.check_unchanged()
+        return data
 
     def check_unchanged(self) -> None:
         """Raise `FileChanged` if the file was written to since it was opened."""

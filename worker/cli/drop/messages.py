@@ -16,10 +16,9 @@ from ....queues.catalog import Catalog, read_catalog
 from ....queues.errors import CatalogError
 from ....queues.keys import check_name
 from ....queues.producer import Producer
-from ....queues.regular_files import read_bounded
 from ..session import SentMessage, send_message
 from ..support.errors import Failed
-from ..support.options import MAX_LINE, problem, read_object
+from ..support.options import problem, read_object
 from .folder import NothingPublished, TakenFile
 
 ENDS: Final = (".txt", ".json")
@@ -47,7 +46,6 @@ async def send(producer: Producer, file: TakenFile, agent: str, session_id: str)
         PerdureError: The session takes no message now, or Redis cannot be used.
     """
     message = _read(file)
-    file.check_unchanged()
 
     async def sent(catalog: Catalog) -> SentMessage:
         return await send_message(
@@ -74,7 +72,7 @@ async def send(producer: Producer, file: TakenFile, agent: str, session_id: str)
 
 
 def _read(file: TakenFile) -> _Message:
-    data = read_bounded(file.file, MAX_LINE, file.shown)
+    data = file.read()
     try:
         if file.name.endswith(".txt"):
             return _Message(text=data.decode().rstrip("\n"))

@@ -19,12 +19,11 @@ from ....queues.envelope import Options
 from ....queues.errors import TaskExists
 from ....queues.handle import TaskHandle
 from ....queues.producer import Producer
-from ....queues.regular_files import read_bounded
 from ....queues.wording import counted, listed
 from ..enqueue import Defaults, Item, check, read_item
 from ..support.connection import known_partitions, redis_now, seconds_of_delay, warn_unserved
 from ..support.errors import Failed
-from ..support.options import MAX_LINE, Delay, problem, read_lines
+from ..support.options import Delay, problem, read_lines
 from .folder import NothingPublished, TakenFile
 
 ENDS: Final = (".json", ".jsonl")
@@ -104,14 +103,12 @@ class TaskIntake:
             now=await redis_now(producer) / 1000,
             only_queue=True,
         )
-        file.file.seek(0)
         if file.name.endswith(".jsonl"):
             if check(file.file, defaults) == 0:
                 raise Failed("it has no lines")
             return read_lines(file.file, partial(read_item, defaults=defaults)), catalog
-        text = read_bounded(file.file, MAX_LINE, file.shown)
         try:
-            return [read_item(None, text, defaults)], catalog
+            return [read_item(None, file.read(), defaults)], catalog
         except ValueError as error:
             raise Failed(problem(error)) from None
 

@@ -222,6 +222,14 @@ async def test_an_invalid_file_is_rejected_with_its_error(
     assert await drop.tasks(queue) == 0
 
 
+async def test_a_file_that_is_too_large_is_rejected(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.worker.cli.drop.folder.MAX_LINE", 20)
+    drop.put("audits/a.json", AUDIT)
+    drop.put("agents/assistant/ada/a.txt", "x" * 21)
+    assert [report.data["outcome"] for report in await drop.look()] == ["rejected", "rejected"]
+    assert reason(drop, "audits", "a.json") == "it has more than 20 bytes\n"
+
+
 async def test_a_task_of_another_queue_may_wait_in_a_queue_that_exists(drop: Drop) -> None:
     await drop.app.producer.enqueue("audit", {"root": "x"}, queue="spare")
     drop.put("spare/a.json", AUDIT)
