@@ -191,9 +191,20 @@ def make_message(
     if expires is not None:
         options = options.model_copy(update={"expires": defaults.now + expires})
     form = EnvelopeTemplate(task, headers, options, given, app=app, lane=lane)
-    message = form.message(to_json(args), defaults.secrets, key=key, task_id=task_id)
+    message = form.message(_json(args), defaults.secrets, key=key, task_id=task_id)
     message.check(defaults.payload_limit, defaults.large_limit)
     return message
+
+
+def _json(args: dict[str, Any]) -> bytes:
+    """Return arguments as JSON. Raises `ValueError` for a number that was too large for a float, such as 1e999."""
+    data = to_json(args)
+    if b"Infinity" in data:
+        try:
+            from_json(data, allow_inf_nan=False)
+        except ValueError:
+            raise ValueError("args must have no numbers beyond 1.8e308, such as 1e999") from None
+    return data
 
 
 class Listed(NamedTuple):

@@ -500,6 +500,7 @@ def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_nam
         ({"args": {}, "delay": -1}, "line 2: delay: Input should be greater than or equal to 0"),
         ({"args": {}, "delay": "1"}, "line 2: delay: Input should be a valid number"),
         ('{"args": {}, "delay": 1e999}', "line 2: delay: Input should be a finite number"),
+        ('{"args": {"a": -1e999}}', "line 2: args must have no numbers beyond 1.8e308, such as 1e999"),
         ({"args": {}, "id": "a b"}, "line 2: task id must be 1 to 128 letters"),
         ({"args": {}, "id": ""}, "line 2: task id must be 1 to 128 letters"),
         ({"args": {}, "id": "first"}, "line 2: id 'first' must be unique, line 1 has it too"),
@@ -517,6 +518,11 @@ def test_one_invalid_line_prevents_the_whole_file(line: Any, said: str, monkeypa
     assert "nothing was sent, 1 of 3 lines are invalid" in answer.err
     assert said in answer.err
     assert queues() == []
+
+
+def test_infinity_as_text_is_an_argument() -> None:
+    answer = from_lines({"args": {"a": "Infinity"}})
+    assert show(answer.ids[0])["args"] == {"a": "Infinity"}
 
 
 def test_a_line_without_a_task_needs_a_default() -> None:
