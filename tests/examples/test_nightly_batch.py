@@ -106,17 +106,17 @@ async def test_all_items_have_a_price_though_a_worker_is_killed(
     (tmp_path / "killed_batch.py").write_text(KILLED, "utf-8")
     command = ("worker", "run", "killed_batch.py:app", "--no-supervisor")
 
-    async def told(*arguments: str) -> Any:
+    async def run_command(*arguments: str) -> Any:
         return await asyncio.to_thread(call, *arguments)
 
     async def is_known() -> bool:
-        return bool((await told("schedule", "list", "--json")).json)
+        return bool((await run_command("schedule", "list", "--json")).json)
 
     async with Producer() as producer:
         with Running(*command, cwd=tmp_path) as killed:
             await wait_until(is_known, "the worker has published the schedule")
-            assert (await told("limit", "set", "shop", "rate=20000/s")).code == 0
-            (night,) = (await told("schedule", "run", "nightly")).ids
+            assert (await run_command("limit", "set", "shop", "rate=20000/s")).code == 0
+            (night,) = (await run_command("schedule", "run", "nightly")).ids
             assert await asyncio.to_thread(killed.process.wait, BOUND) == -signal.SIGKILL
         with Running(*command, cwd=tmp_path):
             handle = await producer.find(night)
@@ -125,5 +125,5 @@ async def test_all_items_have_a_price_though_a_worker_is_killed(
     assert report == f"500 items, 0 failed, sum {sum(100 + item % 7 for item in range(500))}"
     assert (tmp_path / f"{night}.txt").read_text("utf-8") == report
     assert sorted(map(int, (tmp_path / "called").read_text().split())) == list(range(500)), "one call of the shop each"
-    listed = (await told("task", "list", "--json", "--limit", "2000")).json
+    listed = (await run_command("task", "list", "--json", "--limit", "2000")).json
     assert Counter(task["state"] for task in listed) == {"succeeded": 501}
