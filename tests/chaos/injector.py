@@ -40,6 +40,17 @@ _RESULT_TTL: Final = 43_200.0
 _REPLAYED: Final = ("attempts_exhausted", "timeout", "crash_loop", "in_doubt")
 
 
+_PAUSED: Final = (
+    ("keyed",),
+    ("default",),
+    ("--task", "chain"),
+    ("default", "--task", "leaf"),
+    ("--where", "tenant=nights"),
+    ("--where", "steps=3"),
+)
+"""Pauses: arguments of the command."""
+
+
 class FaultInjector:
     """Injects the faults of a schedule, several at a time if they overlap."""
 
@@ -333,6 +344,16 @@ class FaultInjector:
     async def _partitions(self, plan: Plan) -> None:
         queue = "keyed" if plan.length < 0.6 else "default"
         await self._command("partitions", "queue", "partitions", queue, str(1 + int(plan.draw * 4)))
+
+    async def _pause(self, plan: Plan) -> None:
+        """Pause a queue, a task or the tasks with an argument for a while. If Redis loses the end, the pause stays."""
+        what = _PAUSED[int(plan.draw * len(_PAUSED))]
+        if await self._command("pause", "queue", "pause", *what, "--why", "chaos"):
+            await asyncio.sleep(plan.length * 3 * self._options.lease)
+            for _ in range(20):
+                if await self._command("pause", "queue", "resume", *what):
+                    return
+                await asyncio.sleep(0.5)  # Redis is away
 
     async def _plan(self, plan: Plan) -> None:
         """Run a schedule by hand, or pause one for a while."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from perdure import App, Context, Cron, Every, Limit, Producer
 from perdure.queues import QueueError
+from perdure.queues.pauses import PauseStore, load_pauses
 from perdure.queues.schedules.definition import task_id_of
 from perdure.queues.schedules.store import ScheduleStore
 
@@ -20,7 +21,16 @@ from .journal import JournalWriter
 from .streaming import Body, tell
 from .waiting import Reply, used
 
-__all__ = ["MIXES", "PLANS", "Planned", "end_schedules", "note_schedules", "planned_by", "register_schedules"]
+__all__ = [
+    "MIXES",
+    "PLANS",
+    "Planned",
+    "end_pauses",
+    "end_schedules",
+    "note_schedules",
+    "planned_by",
+    "register_schedules",
+]
 
 MIXES: Final = ("all", "mixed")
 """Mixes of a run that has schedules."""
@@ -104,6 +114,13 @@ async def end_schedules(producer: Producer) -> None:
     store = ScheduleStore(producer.gateway, producer.namespace)
     for schedule in await store.read_all():
         await store.pause(schedule.name, by="the run", why="it ends")
+
+
+async def end_pauses(producer: Producer) -> None:
+    """End all pauses. Workers find the tasks that they have parked."""
+    store = PauseStore(producer.gateway, producer.namespace)
+    for rule in (await load_pauses(producer.gateway, producer.namespace)).rules:
+        await store.remove(rule)
 
 
 async def note_schedules(producer: Producer, journal: JournalWriter) -> None:

@@ -27,7 +27,7 @@ from .journal import JournalWriter
 from .limits import left_over
 from .observer import Observer
 from .options import NAMESPACE, Options
-from .planned import end_schedules, note_schedules
+from .planned import end_pauses, end_schedules, note_schedules
 from .proxy import Proxy
 from .schedule import schedule
 from .server import DurableServer
@@ -85,6 +85,7 @@ async def play(options: Options) -> None:
         injector = FaultInjector(options, server, ticker, fleet, proxies, journal)
         await injector.run(schedule(options.seed, options.seconds, options.pause, options.workers, options.faults))
         await injector.finish()
+        await end_pauses(producer)
         await end_schedules(producer)
         for one in fleet.producers:
             one.finish()

@@ -44,6 +44,7 @@ WEIGHTS: Final[dict[str, int]] = {
     "partitions": 1,
     "kill_producer": 2,
     "plan": 2,
+    "pause": 3,
 }
 """Relative frequency of each fault."""
 

@@ -18,7 +18,7 @@ DEADLY: Final = frozenset(
 HARMLESS: Final = frozenset(
     {
         *("blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "resume"),
-        *("redis_kill", "redis_stop", "redis_freeze", "newcomer", "clock", "settings", "plan"),
+        *("redis_kill", "redis_stop", "redis_freeze", "newcomer", "clock", "settings", "plan", "pause"),
     }
 )
 """Faults that excuse nothing: a worker keeps its leases through them."""
