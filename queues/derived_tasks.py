@@ -302,6 +302,7 @@ async def store_copy(
     arguments: bytes,
     past: TaskPast,
     source: str,
+    due: int | None = None,
 ) -> Partition:
     """Enqueue a task with a past, encrypted for this deployment; return its partition. Idempotent for id and source.
 
@@ -309,6 +310,7 @@ async def store_copy(
 
     Args:
         source: What the task is a copy of, or a token of this call.
+        due: Time until which it is scheduled, in milliseconds of Redis' clock; at once if it has passed.
 
     Raises:
         TaskExists: The id belongs to another task.
@@ -324,16 +326,17 @@ async def store_copy(
         keys = [partition.ready, partition.closed, record, partition.timeline, partition.steps(task_id)]
         keys += (partition.log(task_id), partition.inbox(task_id))
         for attempt in range(UPLOAD_ATTEMPTS):
-            steps, log, inbox = _uploads(gateway, partition, task_id)
+            steps, log, inbox = past_uploads(gateway, partition, task_id)
             uploads = [steps.key, log.key, inbox.key]
             if message.large is not None:
                 uploads.append(partition.upload(task_id, message.large.reference.digest))
             if attempt or not await gateway.command("EXISTS", record):
-                await _upload_past(gateway, cipher, task_id, past, steps, log, inbox)
+                await upload_past(gateway, cipher, task_id, past, steps, log, inbox)
                 if message.large is not None:
                     await message.large.upload(gateway, uploads[-1])
             counts = (steps.count, log.count, inbox.count)
-            answer = await gateway.run(_COPY, [*keys, *uploads], [*args, *counts])
+            given = [*keys, *uploads[:3], partition.due, partition.nudge, *uploads[3:]]
+            answer = await gateway.run(_COPY, given, [*args, *counts, "" if due is None else due])
             if answer == 0:
                 raise TaskExists(task_id)
             if answer is not None:
@@ -343,13 +346,13 @@ async def store_copy(
     return await PartitionRouter(gateway, namespace, queue, plain.lane).place(spread(task_id), store)
 
 
-def _uploads(gateway: Gateway, partition: Partition, task_id: str) -> tuple[FieldUpload, LogUpload, FieldUpload]:
+def past_uploads(gateway: Gateway, partition: Partition, task_id: str) -> tuple[FieldUpload, LogUpload, FieldUpload]:
     """Return uploads for the checkpoint, the log and the inbox of a task, under names that no other call uses."""
     steps, log, inbox = (partition.upload(task_id, f"{RUNTIME.token(8)}.{name}") for name in ("steps", "log", "inbox"))
     return FieldUpload(gateway, steps), LogUpload(gateway, log), FieldUpload(gateway, inbox)
 
 
-async def _upload_past(
+async def upload_past(
     gateway: Gateway,
     cipher: TaskCipher,
     task_id: str,

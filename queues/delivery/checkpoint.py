@@ -458,12 +458,15 @@ async def edit_checkpoint(
     return None if answer == 0 else bool(answer == 2)
 
 
+_MARK: Final = ("state", "events", "entries", "settled", "replays", "dead", "waits", "at", "entry", "token")
+
+
 async def read_mark(gateway: Gateway, partition: Partition, task_id: str) -> tuple[bytes, ...]:
     """Return what `close_exported` compares. It changes with each run, edit, message and replay. The state is first."""
     record = partition.record(task_id)
     fields, counts, newest = await gateway.pipeline(
         [
-            ("HMGET", record, "state", "events", "entries", "settled", "replays", "dead", "waits"),
+            ("HMGET", record, *_MARK),
             ("HMGET", partition.inbox(task_id), "sent", "used", "last", "changed"),
             ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", 1),
         ],
@@ -477,7 +480,7 @@ async def close_exported(
 ) -> bool:
     """Cancel a task that continues on another deployment, with an event `exported`. Return whether that was done.
 
-    It is refused if a worker has the task or may take it, or if anything of it has changed.
+    It is refused if a worker has the task, if it has ended, or if anything of it has changed.
 
     Args:
         mark: What `read_mark` returned before the task was read.
@@ -486,6 +489,7 @@ async def close_exported(
     """
     record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
     keys = [record, steps, log, partition.due, partition.retentions, partition.inbox(task_id)]
-    keys += (partition.control(task_id), partition.timeline, partition.dead)
-    args: list[Argument] = [task_id, round(retention * 1000), registered_retention(retention), event, *mark]
+    keys += (partition.control(task_id), partition.timeline, partition.dead, partition.ready)
+    args: list[Argument] = [task_id, round(retention * 1000), registered_retention(retention), event, GROUP, RESERVED]
+    args += mark
     return bool(await gateway.run_once(_CLOSE, keys, args))

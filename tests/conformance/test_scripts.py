@@ -48,7 +48,12 @@ from perdure.queues.derived_tasks import (
     store_copy,
     store_fork,
 )
+<<<<<<< HEAD
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, BudgetUse, Envelope, EnvelopeTemplate, LimitUse
+=======
+from perdure.queues.ended_tasks import Outcome, store_ended
+from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate, LimitUse
+>>>>>>> 6268f76b (Export queued, limited and ended tasks; archive ended ones)
 from perdure.queues.event_log import read_events
 from perdure.queues.handle import cancel_task
 from perdure.queues.inbox import read_inbox
@@ -305,8 +310,10 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         moved: dict[str, Any] = {"envelope": Envelope(id="moved", task="t").encode(), "arguments": b"{}", "past": past}
         assert await store_copy(gateway, namespace, "default", "moved", **moved, source="import 1") == partition
         mark = await read_mark(gateway, partition, "moved")
-        assert not await close_exported(gateway, partition, "moved", mark, event=b"{}", retention=60)
-        assert await (await known(producer, "moved")).cancel() is State.CANCELLED
+        assert not await close_exported(gateway, partition, "moved", mark[1:] + mark[:1], event=b"{}", retention=60)
+        assert await close_exported(gateway, partition, "moved", mark, event=b"{}", retention=60)
+        moved |= {"envelope": Envelope(id="ended", task="t").encode(), "outcome": Outcome(State.SUCCEEDED, {}, {})}
+        assert await store_ended(gateway, namespace, "default", "ended", **moved, retention=60) == partition
         following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
         assert await enqueue_successor(gateway, namespace, following) == partition
         await confirm_successor(gateway, namespace, "next token")

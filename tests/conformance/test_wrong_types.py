@@ -25,6 +25,8 @@ PRESENT = {
     *((script, "record") for script in ("enqueue", "schedule", "enqueue_one", "enqueue_copy", "trim_timeline")),
     *((script, "closed") for script in ("enqueue", "schedule", "enqueue_one", "enqueue_copy", "enqueue_successor")),
     ("reset_task", "closed"),
+    ("store_ended", "record"),
+    ("store_ended", "closed"),
     ("fire_schedule", "record"),
     ("fire_schedule", "closed"),
     ("enqueue_limited", "record"),

@@ -47,7 +47,7 @@ _USED_LENGTH = 499  # of 20 digests of 24 characters, with commas
 _UPLOAD = 600_000
 """Milliseconds for which an upload is kept after its last chunk."""
 
-_COMPARED = ("state", "events", "entries", "settled", "replays", "dead", "waits")
+_COMPARED = ("state", "events", "entries", "settled", "replays", "dead", "waits", "at", "entry", "token")
 
 KEPT = 4096
 """Most bytes that the junk keeps of an item, and of its content."""
@@ -1429,10 +1429,20 @@ class Ledger:
     def close_exported(self, task: str, mark: tuple[bytes, ...], event: bytes, retention: int) -> bool:
         """Cancel a task that continues on another deployment, unless something of it has changed since the export."""
         record, steps, log, inbox, control = self.parts(task)
-        if self.state(task) not in (b"scheduled", b"dead") or self.mark(task) != mark:
+        state, entry = self.state(task), self.held.get(record, "entry")
+        if state not in (b"queued", b"scheduled", b"dead") or self.mark(task) != mark:
             return False
-        if self.held.get(record, "watchers" if self.state(task) == b"scheduled" else "kept") is not None:
+        if self.held.get(record, "kept" if state == b"dead" else "watchers") is not None:
             return False
+        if state == b"queued":
+            pending = self.pending.get(entry or b"")
+            if entry is None or (pending is not None and not is_reserved(pending.owner)):
+                return False
+            self.pending.pop(entry, None)
+            self.ready.remove(entry)
+            self.held.put_new(record, "at", _time_of(entry))
+        if self.held.get(record, "keeps") is not None and task in self.held.sets.get(self.at.kept, {}):
+            self.held.set_score(self.at.kept, task, Moment())
         letter = self.held.get(record, "dead")
         if letter is not None:
             letters = self.held.stream(self.at.dead)

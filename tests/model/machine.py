@@ -530,9 +530,9 @@ class Queues(RuleBasedStateMachine):
         envelope, args, upload = self.message(task, chunks, lost == "chunk")
         parts = self.upload_past(task, past, lost)
         keys = [at.ready, at.closed, at.record(task), at.timeline, at.steps(task), at.log(task), at.inbox(task)]
-        keys += [*parts, *([upload] if upload else [])]
+        keys += [*parts, at.due, at.nudge, *([upload] if upload else [])]
         given: list[Argument] = [envelope, args, source, task, past.events, past.entries, past.format or ""]
-        given += [len(past.fields), len(past.log), len(past.inbox)]
+        given += [len(past.fields), len(past.log), len(past.inbox), ""]
         for _ in range(2):
             expected = self.ledger.store_copy(task, envelope, args, source, past, parts, upload)
             self.store("enqueue_copy", keys, given, expected)

@@ -2,9 +2,13 @@
 
 Lines of an exported task.
 
-Each line is a JSON object with a `kind`. In order: the `header`, the `arguments`, fields of the `checkpoint` and of the
-`inbox`, each `event` of the log, each `artifact` followed by its `chunk` lines, each `memory`, and the `end` with the
-number of the lines before it and their SHA-256. Bytes are a `text` where they are UTF-8, else `base64`.
+Each line is a JSON object with a `kind`. In order: the `header`, the `arguments`, for a task that has ended the
+`outcome` and its `sealed` fields, fields of the `checkpoint` and of the `inbox`, each `event` of the log, each
+`artifact` followed by its `chunk` lines, each `memory`, and the `end` with the number of the lines before it and their
+SHA-256. Bytes are a `text` where they are UTF-8, else `base64`.
+
+A task continues where it is imported, unless the file has its outcome: then it is stored there for reading. The file of
+a dead letter has one only if it stays a dead letter at its source.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import orjson
 
 from ...queues.delivery.checkpoint import close_exported, read_mark
 from ...queues.derived_tasks import confirm_successor, read_task_input
+from ...queues.ended_tasks import read_outcome
 from ...queues.errors import UnreadableRecord
 from ...queues.handle import TaskHandle
 from ...queues.joins import has_joins
@@ -57,6 +62,7 @@ class ExportedTask:
     Attributes:
         digest: SHA-256 of its lines.
         mark: What `close_source` compares.
+        ended: Whether the file has its outcome, and nothing is left to cancel.
         cited: Number of the memories that the task has stored, found or had in a prompt.
         memories: Number of those that the file has.
     """
@@ -64,6 +70,7 @@ class ExportedTask:
     handle: TaskHandle[object]
     digest: str
     mark: tuple[bytes, ...]
+    ended: bool
     events: int
     artifacts: int
     cited: int
@@ -76,22 +83,29 @@ async def export_task(
     store: ArtifactStore,
     file: IO[bytes],
     memories: OpensMemories | None = None,
+    *,
+    archived: bool = False,
 ) -> ExportedTask:
     """Write a task to a file, decrypted.
 
     Args:
         memories: Opens the store of the memories that the task cites, or nothing; without it the file has none.
+        archived: The task has ended, and stays here: also a dead letter is written with its outcome.
 
     Raises:
-        TransferError: The task runs, is queued, has ended or has not started, or changed meanwhile.
+        TransferError: The task runs, waits for children, is a turn of a session that has not ended, or changed
+            meanwhile; or another task waits for its end.
         UnreadableRecord, DecryptionError, ArtifactError, MemoryStoreError
     """
     gateway, partition, task_id = producer.gateway, handle.partition, handle.id
     mark = await read_mark(gateway, partition, task_id)
-    await _check(gateway, handle, mark)
+    state = mark[0].decode("utf-8", "replace")
+    ended = state in _ENDED or (archived and state == State.DEAD)
+    if not ended:
+        await _check(gateway, handle, mark)
     origin = await read_task_input(gateway, partition, task_id)
     record = partition.record(task_id)
-    data_format = await gateway.command("HGET", record, "format")
+    data_format, due, finished = await gateway.command("HMGET", record, "format", "due", "finished")
     now, _ = await gateway.command("TIME", node_of=record)
     out = LineWriter(file)
     out.write(
@@ -103,13 +117,21 @@ async def export_task(
         id=task_id,
         task=origin.envelope.task,
         queue=partition.queue,
-        state=mark[0].decode(),
+        state=state,
+        ended=ended,
+        finished=number_of(record, "finished", finished) if ended else None,
+        due=None if due is None or mark[6] else number_of(record, "due", due),
         events=number_of(record, "events", mark[1]),
         entries=number_of(record, "entries", mark[2]),
         data_format=None if data_format is None else number_of(record, "format", data_format),
         envelope=orjson.loads(origin.stored),
     )
     out.write("arguments", origin.arguments)
+    if ended:
+        outcome = await read_outcome(gateway, partition, task_id, State(state))
+        out.write("outcome", fields={name: value.decode() for name, value in outcome.fields.items()})
+        for name, data in outcome.sealed.items():
+            out.write("sealed", data, name=name)
     async for key, value in scan_results(gateway, partition, task_id):
         out.write("checkpoint", value, name=f"d:{key}")
     cited = await _write_fields(gateway, partition, task_id, out)
@@ -119,31 +141,33 @@ async def export_task(
     written = await _write_memories(memories, cited, out) if memories is not None and cited else 0
     if await read_mark(gateway, partition, task_id) != mark:
         raise TransferError(f"task {task_id} changed while it was exported: export it again")
-    return ExportedTask(handle, out.end(), mark, events, artifacts, len(cited), written)
+    return ExportedTask(handle, out.end(), mark, ended, events, artifacts, len(cited), written)
+
+
+_ENDED: Final = (State.SUCCEEDED, State.CANCELLED)
+
+_LIVE: Final = (b"queued", b"limited", b"scheduled", b"dead")
+"""Stored states of a task that continues at another deployment."""
 
 
 async def _check(gateway: Gateway, handle: TaskHandle[object], mark: tuple[bytes, ...]) -> None:
-    state, task_id = mark[0], handle.id
-    if state not in (b"scheduled", b"dead"):
-        shown = (await handle.status()).value
-        active = shown in (State.QUEUED, State.RUNNING, State.LIMITED)
-        advice = "wait until it waits" if active else "only its result is left"
-        if shown == State.RUNNING:
-            advice += f", or end it with 'perdure task cancel {task_id}'"
+    """Refuse a task that cannot continue at another deployment. Raises `TransferError`."""
+    task_id, dead = handle.id, mark[0] == b"dead"
+    if mark[0] not in _LIVE:
+        raise TransferError(f"task {task_id} cannot be exported: its state is missing or unknown")
+    if mark[0] == b"queued" and await handle.status() is State.RUNNING:
         raise TransferError(
-            f"task {task_id} cannot be exported while it is {shown}; it must be waiting, scheduled or a dead letter: "
-            f"{advice}"
+            f"task {task_id} cannot be exported while it runs: wait until it waits, or end it with "
+            f"'perdure task cancel {task_id}'"
         )
     if parse_turn_id(task_id) is not None:
         raise TransferError(f"task {task_id} is a turn of a session: see 'perdure session export'")
-    if not number_of(handle.partition.record(task_id), "entries", mark[2]):
-        raise TransferError(f"task {task_id} has not started: enqueue it on the other deployment instead")
     watched, parent = await gateway.command(
-        "HMGET", handle.partition.record(task_id), "watchers" if state == b"scheduled" else "kept", "joins"
+        "HMGET", handle.partition.record(task_id), "kept" if dead else "watchers", "joins"
     )
     if watched is not None:
         raise TransferError(f"task {task_id} cannot be exported: another task waits for its end, which stays here")
-    if parent is not None and state == b"scheduled" and await has_joins(gateway, handle.partition, task_id):
+    if parent is not None and not dead and await has_joins(gateway, handle.partition, task_id):
         raise TransferError(
             f"task {task_id} cannot be exported while it waits for children: wait until they have ended"
         )

@@ -14,12 +14,16 @@ import anyio.to_thread
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from ...deadletter.burial import DEFAULT_RETENTION
 from ...queues.derived_tasks import TaskPast, store_copy
-from ...queues.envelope import Envelope, TaskMessage, check_own_id, copied_envelope, new_task_id
+from ...queues.ended_tasks import OUTCOME_FIELDS, SEALED_FIELDS, Outcome, store_ended
+from ...queues.envelope import Envelope, TaskMessage, check_own_id, check_task_id, copied_envelope, new_task_id
 from ...queues.errors import PerdureError
 from ...queues.handle import TaskHandle
 from ...queues.keys import DATA_FORMAT, check_name
 from ...queues.producer import Producer
+from ...queues.records import State
+from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.value_store import Sha256
 from ...queues.wording import shortened
 from ..artifacts.links import ArtifactLink
@@ -61,6 +65,10 @@ _LARGEST: Final = 2**53
 _PROBLEM: Final = 300
 """Most characters of a problem, which quotes the file."""
 
+_ENDED: Final = ("succeeded", "cancelled", "dead")
+_LIVE: Final = ("queued", "limited", "scheduled", "dead")
+"""States of a task that is stored as it ended, and of one that continues. A dead letter may be either."""
+
 _Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 
 
@@ -71,10 +79,12 @@ class _Line(BaseModel):
 class _Header(_Line):
     """First line: the task and its envelope."""
 
-    id: Annotated[str, AfterValidator(check_own_id)]
+    id: Annotated[str, AfterValidator(check_task_id)]
     task: str
     queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))]
-    state: Literal["scheduled", "dead"]
+    state: Literal["queued", "limited", "scheduled", "dead", "succeeded", "cancelled"]
+    ended: bool
+    due: Annotated[int, Field(ge=0, le=_LARGEST)] | None
     events: _Count
     entries: _Count
     data_format: Annotated[int, Field(ge=1)] | None
@@ -94,6 +104,12 @@ class _EventLine(_Line):
     fields: Annotated[dict[str, str], Field(max_length=32)]
 
 
+class _OutcomeLine(_Line):
+    """Fields of the record of a task that has ended."""
+
+    fields: Annotated[dict[str, str], Field(max_length=32)]
+
+
 class _ArtifactLine(_Line):
     """Bytes that follow in chunks."""
 
@@ -108,6 +124,7 @@ class Imported:
     Attributes:
         source: Its id on the other deployment.
         was: Its state there.
+        ended: Whether it is stored for reading, as it has ended there.
         memories: Number of memories in the file.
         new_memories: Number of those that the store did not have.
     """
@@ -116,6 +133,7 @@ class Imported:
     source: str
     task: str
     was: str
+    ended: bool
     events: int
     artifacts: int
     memories: int
@@ -130,6 +148,7 @@ class _Content:
         names: Kind and name of the fields of checkpoint and inbox.
         events, artifacts, memories: Numbers of them.
         last: Id of the last event.
+        outcome, sealed: Those of a task that has ended.
     """
 
     header: _Header
@@ -139,6 +158,8 @@ class _Content:
     last: str = "0-0"
     artifacts: int = 0
     memories: int = 0
+    outcome: dict[str, bytes] | None = None
+    sealed: dict[str, bytes] = field(default_factory=dict)
 
 
 async def import_task(
@@ -148,8 +169,9 @@ async def import_task(
     *,
     new_id: str | None = None,
     memories: Callable[[], AbstractAsyncContextManager[HybridStore]] | None = None,
+    retention: float = DEFAULT_RETENTION,
 ) -> Imported:
-    """Store the task of a file, which continues here. Nothing is stored before the whole file was checked.
+    """Store the task of a file, which continues here unless it has ended; the whole file is checked before.
 
     Memory holds one line of the file at a time, and the arguments. What an import that was killed has uploaded expires.
 
@@ -158,6 +180,7 @@ async def import_task(
         new_id: Id of the task here; the same as on the other deployment if omitted.
         memories: Opens the store for the memories of the file, before the task is stored. Known ones, by id or by text,
             stay as they are. Without it the memories are not stored.
+        retention: Seconds for which a dead letter is kept. Another ended task is kept for the result TTL.
 
     Raises:
         TransferError: The file is damaged, truncated, or of a later version; or the id belongs to a task.
@@ -166,6 +189,8 @@ async def import_task(
     content = await anyio.to_thread.run_sync(_read, file, store.limit)
     header = content.header
     task_id, queue = new_id or header.id, header.queue
+    if parse_turn_id(task_id) is not None:
+        raise TransferError(f"task {task_id} is a turn of a session: give the imported task another id with --id")
     envelope = copied_envelope(header.envelope, task_id)
     TaskMessage(task_id, envelope, content.arguments, None, own_id=True).check(
         producer.payload_limit, producer.large_limit
@@ -175,7 +200,7 @@ async def import_task(
             f"task {task_id} exists already; nothing was stored: give the imported task another id with --id"
         )
     replayed = []
-    if header.state == "dead":
+    if header.state == "dead" and not header.ended:
         replayed.append((_next(content.last), {"type": b"replayed", "data": b'{"fresh":false}'}))
         content.events += 1
     await _save_artifacts(store, file)
@@ -188,22 +213,21 @@ async def import_task(
         _Part(file, "inbox", _named),
         _Part(file, "event", _event, replayed),
     )
-    partition = await store_copy(
-        producer.gateway,
-        producer.namespace,
-        queue,
-        task_id,
-        envelope=envelope,
-        arguments=content.arguments,
-        past=past,
-        source=f"import {new_task_id()}",
-    )
-    handle = TaskHandle[Any](task_id, partition, producer.gateway, producer.notifications)
+    place = (producer.gateway, producer.namespace, queue, task_id)
+    stored: dict[str, Any] = {"envelope": envelope, "arguments": content.arguments, "past": past}
+    if header.ended:
+        outcome = Outcome(State(header.state), content.outcome or {}, content.sealed)
+        kept = Envelope.decode(envelope).options.result_ttl or producer.result_ttl
+        kept = retention if outcome.state is State.DEAD else kept
+        partition = await store_ended(*place, **stored, outcome=outcome, retention=kept)
+    else:
+        partition = await store_copy(*place, **stored, source=f"import {new_task_id()}", due=header.due)
     return Imported(
-        handle,
+        TaskHandle[Any](task_id, partition, producer.gateway, producer.notifications),
         header.id,
         header.task,
         header.state,
+        header.ended,
         content.events,
         content.artifacts,
         content.memories,
@@ -306,6 +330,8 @@ def _read(file: IO[bytes], limit: int) -> _Content:
         reader.end()
     if content is None or not content.arguments:
         raise TransferError("the file has no arguments: export it again")
+    if content.header.ended and content.outcome is None:
+        raise TransferError("the file has no outcome: export it again")
     return content
 
 
@@ -327,11 +353,9 @@ def _problems_of(number: int) -> Iterator[None]:
 def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any]) -> None:
     match kind := line.get("kind"):
         case "arguments":
-            if content.arguments:
-                raise ValueError("arguments: they are there twice")
-            content.arguments = unpack(line)
-            if not isinstance(orjson.loads(content.arguments), dict):
-                raise ValueError("text: arguments must be a JSON object")
+            _take_arguments(content, line)
+        case "outcome" | "sealed":
+            _take_outcome(content, line)
         case "checkpoint" | "inbox":
             name, data = _named(line)
             if kind == "checkpoint":
@@ -357,8 +381,38 @@ def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any]) -> No
             raise ValueError(f"kind {kind!r} is unknown: it is of a later version, or damaged")
 
 
+def _take_arguments(content: _Content, line: dict[str, Any]) -> None:
+    if content.arguments:
+        raise ValueError("arguments: they are there twice")
+    content.arguments = unpack(line)
+    if not isinstance(orjson.loads(content.arguments), dict):
+        raise ValueError("text: arguments must be a JSON object")
+
+
+def _take_outcome(content: _Content, line: dict[str, Any]) -> None:
+    if not content.header.ended:
+        raise ValueError("a task that has not ended has no outcome")
+    if line.get("kind") == "outcome":
+        if content.outcome is not None:
+            raise ValueError("outcome: it is there twice")
+        content.outcome = {name: value.encode() for name, value in _OutcomeLine.model_validate(line).fields.items()}
+        for name, value in content.outcome.items():
+            if name not in OUTCOME_FIELDS or not OUTCOME_FIELDS[name].fullmatch(value):
+                raise ValueError(f"field {name[:80]!r} of the outcome is unknown, or its value is not valid")
+        return
+    name, data = _named(line)
+    if name not in SEALED_FIELDS or name in content.sealed:
+        raise ValueError(f"sealed field {name[:80]!r} is unknown, or is there twice")
+    orjson.loads(data)
+    content.sealed[name] = data
+
+
 def _header(line: dict[str, Any]) -> _Header:
     header = _Header.model_validate(line)
+    if header.state not in (_ENDED if header.ended else _LIVE):
+        raise ValueError(f"ended: a task that is {header.state} must not have the value {str(header.ended).lower()}")
+    if not header.ended:
+        check_own_id(header.id)
     try:
         envelope = Envelope.decode(orjson.dumps(header.envelope))
     except ValueError as error:

@@ -8,17 +8,21 @@ from typing import Any, Final
 
 import pytest
 from perdure.deadletter.burial import bury
+from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Gateway, Namespace, Partition, Producer, State, TaskExists
 from perdure.queues.delivery.checkpoint import Entry, Kind, close_exported, load_history, read_mark
 from perdure.queues.delivery.leases import Delivery
-from perdure.queues.delivery.settlement import Counters, message_after, park
-from perdure.queues.derived_tasks import TaskPast, store_copy
-from perdure.queues.envelope import Envelope
+from perdure.queues.delivery.settlement import Counters, message_after, park, release
+from perdure.queues.derived_tasks import TaskPast, read_task_input, store_copy
+from perdure.queues.ended_tasks import Outcome, store_ended
+from perdure.queues.envelope import Envelope, EnvelopeTemplate
+from perdure.queues.errors import LargeValueLost
 from perdure.queues.event_log import read_events
 from perdure.queues.inbox import read_inbox, send_message
 from perdure.queues.transport.pipelining import Argument
-from perdure.queues.transport.scripts import Script
+from perdure.queues.transport.scripts import Script, milliseconds
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import EVIDENCE, add_entries
@@ -173,3 +177,106 @@ async def test_a_dead_letter_ends_as_a_cancelled_task(
     assert handle is not None
     record = await handle.record()
     assert (record.state, record.task, record.reason) == (State.CANCELLED, "t", None)
+
+
+async def test_a_queued_task_ends_if_no_worker_has_it(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
+    mark = await read_mark(gateway, partition, "x")
+    fresh = EnvelopeTemplate("t").message(b"{}", task_id="x")
+    await handle.cancel()
+    await producer.enqueue_fresh(fresh, queue="default")
+    assert not await close(gateway, partition, mark), "the id belongs to another task by now"
+    mark = await read_mark(gateway, partition, "x")
+    delivery = await read_one(await worker(gateway, partition))
+    assert not await close(gateway, partition, mark), "a worker has it"
+    assert await places(gateway, partition, "x") == ["pending"]
+    await release(gateway, delivery, "x", data=None)
+    assert await places(gateway, partition, "x") == ["pending"], "for any worker"
+    assert await close(gateway, partition, mark)
+    assert await places(gateway, partition, "x") == ["cancelled"]
+    assert await gateway.command("XLEN", partition.ready) == 0
+    assert (await read_task_input(gateway, partition, "x")).arguments == b"{}"
+    assert not await close(gateway, partition, await read_mark(gateway, partition, "x"))
+
+
+async def test_a_queued_task_that_another_one_waits_for_does_not_end(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
+    await gateway.command("HSET", partition.record("x"), "watchers", "[]")
+    assert not await close(gateway, partition, await read_mark(gateway, partition, "x"))
+    await gateway.command("HDEL", partition.record("x"), "watchers")
+    assert await close(gateway, partition, await read_mark(gateway, partition, "x"))
+
+
+async def test_a_copy_is_due_when_its_source_is(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    now = milliseconds(await gateway.command("TIME", node_of=partition.ready))
+    for due, place in ((now + 60_000, "due"), (now - 1, "ready")):
+        task_id = f"x{place}"
+        envelope = Envelope(id=task_id, task="t").encode()
+        how: dict[str, Any] = {"envelope": envelope, "arguments": b"{}", "past": PAST, "due": due}
+        for _ in range(2):
+            await store_copy(gateway, namespace, "default", task_id, **how, source="import 1")
+        assert await places(gateway, partition, task_id) == [place]
+    assert float(await gateway.command("ZSCORE", partition.due, "xdue")) == now + 60_000
+
+
+async def store_end(gateway: Gateway, namespace: Namespace, state: State, past: TaskPast = PAST) -> Partition:
+    fields = {"at": b"7", "finished": b"9", "attempts": b"2", "reason": b"not_retryable"}
+    sealed = {"result": b'"done"'} if state is State.SUCCEEDED else {"error": b'{"error":"E","message":"no"}'}
+    envelope = Envelope(id="x", task="t").encode()
+    outcome = Outcome(state, fields, sealed)
+    how: dict[str, Any] = {"envelope": envelope, "arguments": b'{"n":1}', "past": past, "outcome": outcome}
+    return await store_ended(gateway, namespace, "default", "x", **how, retention=60)
+
+
+@pytest.mark.parametrize("past", [PAST, replace(PAST, fields=(), inbox=(), log=())], ids=["with a past", "without"])
+@pytest.mark.parametrize("state", [State.SUCCEEDED, State.CANCELLED, State.DEAD])
+async def test_an_ended_task_is_stored_for_reading(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, state: State, past: TaskPast
+) -> None:
+    assert await store_end(gateway, namespace, state, past) == partition
+    with pytest.raises(TaskExists):
+        await store_end(gateway, namespace, state, past)
+    handle = await producer.find("x")
+    assert handle is not None
+    record = await handle.record()
+    assert (record.state, record.task, record.enqueued_at, record.finished_at) == (state, "t", 7, 9)
+    assert (record.attempts, record.args) == (2, b'{"n":1}')
+    assert record.shown_result() == (b'"done"' if state is State.SUCCEEDED else None)
+    assert await places(gateway, partition, "x") == ["dead" if state is State.DEAD else state.value]
+    assert await gateway.command("ZSCORE", partition.timeline, "x") is not None
+    for key in (partition.record("x"), partition.steps("x"), partition.log("x"), partition.inbox("x")):
+        ttl = await gateway.command("PTTL", key)
+        assert 0 < ttl <= 60_000 or (ttl == -2 and past is not PAST)
+    if state is State.DEAD:
+        (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+        assert (letter.id, letter.task, letter.reason, letter.message) == ("x", "t", Reason.NOT_RETRYABLE, "no")
+        assert await replay(gateway, letter, Replay())
+        delivery = await read_one(await worker(gateway, partition))
+        assert (await load_history(gateway, delivery, "x")).entries == 4
+
+
+async def test_an_ended_task_is_stored_whole_or_not_at_all(
+    gateway: Gateway, namespace: Namespace, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload that has expired is repeated, and a call whose reply was lost stores nothing twice."""
+    run, lost = Gateway.run, [1, 2, 3, 4]
+
+    async def losing(self: Gateway, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        if script.name != "store_ended":
+            return await run(self, script, keys, args)
+        if lost:
+            await gateway.command("DEL", keys[3 + lost.pop()])
+            return await run(self, script, keys, args)
+        assert await run(self, script, keys, args) == 1
+        return await run(self, script, keys, args)
+
+    monkeypatch.setattr(Gateway, "run", losing)
+    with pytest.raises(LargeValueLost):
+        await store_end(gateway, namespace, State.DEAD)
+    assert await places(gateway, partition, "x") == []
+    assert await store_end(gateway, namespace, State.DEAD) == partition
+    assert await gateway.command("XLEN", partition.dead) == 1

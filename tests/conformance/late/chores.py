@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from perdure.deadletter.replay import Replay, replay
-from perdure.queues import Producer
+from perdure.queues import Producer, State
 from perdure.queues.delivery.checkpoint import (
     Entry,
     Kind,
@@ -23,6 +23,7 @@ from perdure.queues.delivery.lost_tasks import put_back_lost, replace_exhausted
 from perdure.queues.delivery.paused_tasks import await_resume, wake_paused
 from perdure.queues.delivery.settlement import Counters, await_version, park
 from perdure.queues.derived_tasks import Successor, TaskPast, enqueue_successor, store_copy
+from perdure.queues.ended_tasks import Outcome, store_ended
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.errors import Unavailable
 from perdure.queues.inspection.timeline import trim_timeline
@@ -412,3 +413,23 @@ async def export(scene: Scene, variant: str) -> Moments:
         yield
         await scene.settle("park", again)
     yield
+
+
+@CHORES.each("succeeded", "dead")
+async def storing_of_an_ended_task(scene: Scene, variant: str) -> Moments:
+    outcome = Outcome(State(variant), {"at": b"7", "finished": b"9"}, {"result": b"1"})
+    past = TaskPast(1, 1, None, [("s:a", b"1")], (), [("1-0", {"type": b"started", "n": b"1"})])
+    envelope = Envelope(id="y", task="t").encode()
+    how: dict[str, Any] = {"envelope": envelope, "arguments": b"{}", "past": past, "outcome": outcome}
+    scene.hold("store_ended")
+    await store_ended(scene.late, scene.namespace, "default", "y", **how, retention=60)
+    yield
+    if variant == "dead":
+        assert await replay(scene.gateway, await scene.letter(), Replay())
+        async for _ in run_to_its_end(scene):
+            yield
+    else:
+        fresh = EnvelopeTemplate("t").message(b"{}", task_id="y")
+        await scene.producer.enqueue_fresh(fresh, queue="default")
+        async for _ in run_to_its_end(scene):
+            yield

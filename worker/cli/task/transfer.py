@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, cast
@@ -14,34 +14,55 @@ from typing import IO, Annotated, cast
 import typer
 
 from ....queues.private_files import replaced_file
+from ....queues.producer import Producer
+from ....queues.records import State
+from ....queues.wording import duration
 from ...artifacts.store import artifact_store
 from ...errors import MemoryStoreMissing
 from ...memory.factory import make_store
 from ...memory.hybrid import HybridStore
 from ...settings import Settings
+from ...transfer.archive import ENDED, Wanted, archive_tasks
 from ...transfer.export import ExportedTask, close_source, export_task
 from ...transfer.import_ import import_task
 from ..memory.commands import StorePlace, store_settings, without_embedder
-from ..support.connection import ConnectionOptions, TaskOptions
-from ..support.errors import Failed
-from ..support.options import OutputFile, opened, read_task_id
-from ..support.output import CleanStdout, note
+from ..support.connection import ConnectionOptions, TaskOptions, known_partitions, redis_now
+from ..support.errors import Failed, Misuse
+from ..support.options import InQueue, TaskNameOption, in_duration, opened, read_task_id
+from ..support.output import Bar, CleanStdout, note, print_text
 from ..support.runner import Output, command
 
 
 @command
 async def export(
     place: ConnectionOptions,
-    task: TaskOptions,
+    task_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", parser=read_task_id, help="Id of the task.", show_default=False)
+    ] = None,
     *,
-    output: OutputFile = None,
+    queue: InQueue = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="Path of the file; with --older of the folder. Default: stdout."
+        ),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not cancel the task here: it may then run at both places.")
     ] = False,
+    older: Annotated[
+        float | None,
+        in_duration("Archive all tasks that ended longer ago than this: a file for each in the folder of -o."),
+    ] = None,
+    state: Annotated[
+        list[State] | None,
+        typer.Option(help="With --older: only tasks that are succeeded, dead or cancelled. Repeatable."),
+    ] = None,
+    task_name: TaskNameOption = None,
     memory: StorePlace = None,
     no_memories: Annotated[bool, typer.Option("--no-memories", help="Leave the memories out.")] = False,
 ) -> None:
-    """Write a task that waits or is a dead letter to a file, and cancel it here.
+    """Write a task that does not run to a file, and cancel it here.
 
     The file has its arguments, state, step records, log, messages, artifacts
     and workspace, and the memories that it has stored, found or had in a
@@ -49,15 +70,35 @@ async def export(
     It holds the data IN CLEAR, also if it is encrypted here.
 
     The task is cancelled once the file is on the disk, if nothing has changed
-    it meanwhile. If stdout is a pipe, it is not cancelled.
+    it meanwhile. If stdout is a pipe, it is not cancelled. A task that has
+    succeeded or was cancelled is written with its outcome.
 
     Example: perdure task export 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f -o agent.jsonl
+
+    With --older, each task that ended longer ago is written to
+    FOLDER/YYYY-MM-DD/ID.jsonl, by the day of its end (UTC), and stays in Redis
+    until its time is over. A command that was cut off can be given again: it
+    writes the files that are missing.
+
+    Example: perdure task export --older 7d --state succeeded -o archive
     """
     settings = store_settings(**place.overrides(), memory=memory)
+    memories = None if no_memories else partial(_existing_memories, settings)
+    if older is not None:
+        wanted = _check_archive(task_id, output, keep, state)
+        async with place.producer() as producer:
+            before = await redis_now(producer) - round(older * 1000)
+            await known_partitions(producer, queue)
+            await _archive(producer, settings, Wanted(before, wanted, task_name, queue), cast("Path", output), memories)
+            _note_retention(older, wanted, settings)
+        return
+    if task_id is None:
+        raise Misuse("give the ID of a task, or --older and -o FOLDER for all that ended longer ago")
+    if state or task_name is not None:
+        raise Misuse("--state and --task are for --older: they select tasks that have ended")
     async with place.producer() as producer:
-        handle = await task.find(producer)
+        handle = await TaskOptions(task_id, queue).find(producer)
         store = await artifact_store(producer.gateway, settings)
-        memories = None if no_memories else partial(_existing_memories, settings)
         with _written(output) as file:
             exported = await export_task(producer, handle, store, file, memories)
             stored = _is_file(file)
@@ -67,7 +108,9 @@ async def export(
         )
         if missing := exported.cited - exported.memories:
             note(_memories_left_out(exported.cited, missing, settings, no_memories))
-        if keep:
+        if exported.ended:
+            note("the task has ended: there was nothing to cancel here")
+        elif keep:
             note(_may_run_twice(handle.id))
         elif not stored:
             note(f"stdout is not a file, so the task was not cancelled here; {_may_run_twice(handle.id)}")
@@ -75,6 +118,71 @@ async def export(
             raise Failed(_changed(exported))
         else:
             note("the task is cancelled here")
+
+
+def _check_archive(task_id: str | None, folder: Path | None, keep: bool, states: list[State] | None) -> list[State]:
+    """Return the states of the tasks to archive. Raises `Misuse` for options that do not go with --older."""
+    if task_id is not None:
+        raise Misuse("give either an ID, or --older")
+    if folder is None:
+        raise Misuse("--older writes a file for each task: give their folder with -o FOLDER")
+    if keep:
+        raise Misuse("--keep is for a task that continues: what --older archives stays here anyway")
+    if folder.exists() and not folder.is_dir():
+        raise Misuse(f"{folder} is not a folder: give another one with -o")
+    for state in states or ():
+        if state not in ENDED:
+            raise Misuse(f"--state {state.value}: with --older it must be succeeded, dead or cancelled")
+    return states or list(ENDED)
+
+
+async def _archive(
+    producer: Producer,
+    settings: Settings,
+    wanted: Wanted,
+    folder: Path,
+    memories: Callable[[], AbstractAsyncContextManager[HybridStore | None]] | None,
+) -> None:
+    """Archive the tasks; print the path of each new file, and each task that could not be exported."""
+    store = await artifact_store(producer.gateway, settings)
+    new = known = failed = missing = 0
+    try:
+        with Bar("archiving") as bar:
+            async for archived in archive_tasks(producer, store, folder, wanted, memories):
+                bar.advance()
+                missing += archived.missing
+                if archived.path is None:
+                    failed += 1
+                    note(f"task {archived.task_id} was not archived: {archived.problem}")
+                elif archived.new:
+                    new += 1
+                    print_text(str(archived.path))
+                else:
+                    known += 1
+    except OSError as error:
+        raise Failed(
+            f"could not write {error.filename or folder}: {error.strerror or error}; tasks archived before: {new:,}; "
+            "the same command archives the rest"
+        ) from None
+    before = f"; archived before: {known:,}" if known else ""
+    note(f"tasks archived in {folder}, in clear: {new:,}{before}")
+    if missing and memories is not None:
+        note(f"{missing:,} memories that the tasks cite are not in the files: the memory store does not have them")
+    if failed:
+        raise Failed(f"{failed:,} tasks could not be archived; the others were")
+
+
+def _note_retention(older: float, states: list[State], settings: Settings) -> None:
+    """Say which tasks do not stay long enough in Redis to become that old."""
+    for state in states:
+        dead = state is State.DEAD
+        kept = settings.dead_letter_ttl if dead else settings.result_ttl
+        if older >= kept:
+            name = "PERDURE_DEAD_LETTER_TTL" if dead else "PERDURE_RESULT_TTL"
+            note(
+                f"no {state.value} task can be that old: it is deleted {duration(kept)} after its end ({name}), unless "
+                "the task has a longer time of its own: archive with a shorter --older"
+            )
 
 
 @asynccontextmanager
@@ -154,7 +262,9 @@ async def import_(
     """Store a task that another deployment exported, and print its id.
 
     It is queued at once and resumes after its last recorded step; if it was
-    waiting, it waits again. The whole file is checked before anything is
+    waiting, it waits again. One that has ended is stored for reading, with its
+    result or error; a dead letter of an archive is a dead letter again, which
+    'perdure dlq replay' continues. The whole file is checked before anything is
     stored. With --id, repeated steps have new idempotency keys.
 
     The memories of the file are stored first, with the same owner, subject,
@@ -167,17 +277,21 @@ async def import_(
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, settings)
         with opened(source) as file:
-            found = await import_task(producer, store, file, new_id=new_id, memories=memories)
+            kept = settings.dead_letter_ttl
+            found = await import_task(producer, store, file, new_id=new_id, memories=memories, retention=kept)
     imported = (
         f"imported task {found.source} ({found.task}): {found.events} events, {found.artifacts} artifacts and files, "
         f"{found.new_memories} new of {found.memories} memories"
     )
+    if found.ended:
+        imported += f"; it is {found.was}, and is kept here for reading"
     return Output(
         {
             "id": found.handle.id,
             "source": found.source,
             "task": found.task,
             "queue": found.handle.partition.queue,
+            "ended": found.ended,
             "events": found.events,
             "artifacts": found.artifacts,
             "memories": found.memories,

@@ -7,6 +7,7 @@ import json
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,21 @@ import pytest
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings, State
 from perdure.queues import Partition, TaskHandle
 from perdure.queues.delivery.checkpoint import close_exported, read_mark
+from perdure.queues.envelope import EnvelopeTemplate
 from perdure.worker.memory import HybridStore, Memory, SqliteBackend, new_memory
 
 from tests.support.command_line import Answer, call, process
 from tests.support.key_leaks import check_for_leaks
 from tests.support.programs import killed_imports
 from tests.support.stored_data import FIRST, with_keys
-from tests.support.workers import history, running_worker, wait_until
+from tests.support.workers import history, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
+
+
+def iso_day(at: int | None) -> str:
+    """Return the day of a time in milliseconds, in UTC."""
+    return datetime.fromtimestamp((at or 0) / 1000, UTC).date().isoformat()
 
 
 class Ledger:
@@ -126,8 +133,6 @@ async def test_an_agent_continues_and_finishes_on_another_deployment(
     app = make_app(here, ledger)
     async with app:
         await app.producer.enqueue("builder", {"goal": "build it"}, task_id="a", queue="test")
-    refused = await at(here, "task", "export", "a", "-o", str(tmp_path / "agent.jsonl"))
-    assert (refused.code, "cannot be exported while it is queued" in refused.err) == (1, True)
     await run(app, "a", State.WAITING)
     async with app:
         await (await find(app, "a")).send("later", sender="other")  # wakes the task once a worker comes
@@ -138,7 +143,8 @@ async def test_an_agent_continues_and_finishes_on_another_deployment(
     assert (done.code, "the task is cancelled here" in done.err) == (0, True), done.err
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert b"first notes" in file.read_bytes()  # in clear
-    assert (await at(here, "task", "export", "a", "-o", str(tmp_path / "again"))).code == 1
+    again = await at(here, "task", "export", "a", "-o", str(tmp_path / "again"))
+    assert (again.code, "the task has ended: there was nothing to cancel" in again.err) == (0, True)
     async with app:
         handle = await find(app, "a")
         assert await handle.status() is State.CANCELLED
@@ -425,3 +431,163 @@ async def test_a_task_whose_value_changed_is_not_closed(here: Settings) -> None:
         await handle.update("speed", 1)
         assert not await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)
         await handle.cancel()
+
+
+async def test_a_task_that_has_not_started_moves(here: Settings, elsewhere: Settings, tmp_path: Path, at: Any) -> None:
+    """One is queued, one waits for its limit, and one keeps the time until which it is scheduled."""
+    app, there, file = App("test", settings=here), App("test", settings=elsewhere), tmp_path / "task.jsonl"
+    for one in (app, there):
+        slow = one.limit("slow", rate="1/d")
+
+        @one.task(limits=[slow], name="limited")
+        async def limited(_ctx: Context, n: int) -> int:
+            return n
+
+        @one.task(name="plain")
+        async def plain(_ctx: Context, n: int) -> int:
+            return n
+
+    async with app:
+        await app.producer.enqueue("plain", {"n": 1}, task_id="queued", queue="test")
+        due = await app.producer.enqueue("plain", {"n": 2}, task_id="later", queue="test", delay=3600)
+        due_at = (await due.record()).due_at
+        await app.tasks["limited"].options(task_id="limited").enqueue(3)
+        assert await (await find(app, "limited")).status() is State.LIMITED
+    for name, state in (("queued", State.QUEUED), ("later", State.SCHEDULED), ("limited", State.QUEUED)):
+        file.unlink(missing_ok=True)
+        done = await at(here, "task", "export", name, "-o", str(file))
+        assert (done.code, "the task is cancelled here" in done.err) == (0, True), done.err
+        async with app:
+            assert await (await find(app, name)).status() is State.CANCELLED
+        assert (await at(elsewhere, "task", "import", str(file))).out == f"{name}\n"
+        async with there:
+            moved = await find(there, name)
+            assert await moved.status() is state
+            assert (await moved.record()).due_at == (due_at if name == "later" else None)
+    async with there:
+        await (await find(there, "later")).cancel()
+        await work_off(there)
+        assert [await (await find(there, name)).result(5) for name in ("queued", "limited")] == [1, 3]
+    async with app:
+        await work_off(app)
+
+
+def make_ending_app(settings: Settings) -> App:
+    app = App("test", settings=settings)
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def ending(ctx: Context, how: str) -> str:
+        await ctx.artifacts.save("report.md", how.encode())
+        await ctx.step("kept", lambda: how)
+        if how == "dead":
+            raise ValueError("no")
+        return how * (400_000 if how == "large" else 1)
+
+    return app
+
+
+async def end(app: App) -> None:
+    """Let a task end in each state; `large` has a result that is stored in chunks."""
+    async with app:
+        await app.producer.enqueue("ending", {"how": "dead"}, task_id="cancelled", queue="test", delay=3600)
+        await (await find(app, "cancelled")).cancel()
+        for how in ("done", "large", "dead"):
+            await app.producer.enqueue("ending", {"how": how}, task_id=how, queue="test")
+        await work_off(app)
+
+
+async def test_a_task_that_has_ended_is_imported_for_reading(
+    here: Settings, elsewhere: Settings, tmp_path: Path, at: Any
+) -> None:
+    app, there = make_ending_app(here), make_ending_app(elsewhere)
+    await end(app)
+    for name in ("done", "large", "cancelled"):
+        file = str(tmp_path / name)
+        done = await at(here, "task", "export", name, "-o", file)
+        assert (done.code, "the task has ended: there was nothing to cancel" in done.err) == (0, True), done.err
+        imported = await at(elsewhere, "task", "import", file)
+        assert (imported.out, "is kept here for reading" in imported.err) == (f"{name}\n", True), imported.err
+        again = await at(elsewhere, "task", "import", file)
+        assert (again.code, f"task {name} exists already; nothing was stored" in again.err) == (1, True)
+    async with app, there:
+        for name in ("done", "large"):
+            assert await (await find(there, name)).result(5) == name * (400_000 if name == "large" else 1)
+        assert await (await find(there, "cancelled")).status() is State.CANCELLED
+        for name in ("done", "cancelled"):
+            found, source = await find(there, name), await find(app, name)
+            copy, record = await found.record(), await source.record()
+            same = {"state", "task", "attempts", "enqueued_at", "finished_at", "ran_ms", "worker", "result", "error"}
+            assert {key: value for key, value in copy.summary().items() if key in same} == {
+                key: value for key, value in record.summary().items() if key in same
+            }
+            assert [event.type for event in await history(found)] == [event.type for event in await history(source)]
+            assert 0 < await there.producer.gateway.command("PTTL", found.partition.record(name)) <= 86_400_000
+        assert (await work_off(there)) is None
+    listed = await at(elsewhere, "task", "artifact", "done")
+    assert "report.md" in listed.out, listed.err
+
+
+async def test_ended_tasks_are_archived_each_in_a_file(
+    here: Settings, elsewhere: Settings, tmp_path: Path, at: Any
+) -> None:
+    app, there, archive = make_ending_app(here), make_ending_app(elsewhere), tmp_path / "archive"
+    await end(app)
+    async with app:
+        await app.producer.enqueue("ending", {"how": "x"}, task_id="live", queue="test", delay=3600)
+        day = iso_day((await (await find(app, "done")).record()).finished_at)
+    nothing = await at(here, "task", "export", "--older", "1h", "-o", str(archive))
+    assert (nothing.code, nothing.out, "tasks archived in" in nothing.err) == (0, "", True), nothing.err
+    for args, problem in [
+        (("--older", "0"), "give their folder with -o"),
+        (("done", "--older", "0", "-o", "x"), "give either an ID, or --older"),
+        (("--older", "0", "-o", "x", "--keep"), "--keep is for a task that continues"),
+        (("--older", "0", "-o", "x", "--state", "queued"), "--state queued: with --older it must be"),
+        (("done", "--state", "dead"), "--state and --task are for --older"),
+        ((), "give the ID of a task, or --older"),
+    ]:
+        misused = await at(here, "task", "export", *args)
+        assert (misused.code, problem in misused.err) == (2, True), misused.err
+    only = await at(here, "task", "export", "--older", "0", "--state", "dead", "-o", str(archive))
+    assert (only.code, only.out.split()) == (0, [str(archive / day / "dead.jsonl")]), only.err
+    async with app:  # another program has damaged a task
+        damaged = await find(app, "large")
+        record = damaged.partition.record("large")
+        [kept] = await app.producer.gateway.command("HMGET", record, "result")
+        await app.producer.gateway.command("HSET", record, "result", "damaged")
+    part = await at(here, "task", "export", "--older", "0", "-o", str(archive))
+    assert (part.code, "task large was not archived" in part.err, "1 tasks could not" in part.err) == (1, True, True)
+    assert sorted(files(archive, "*/*")) == [archive / day / f"{one}.jsonl" for one in ("cancelled", "dead", "done")]
+    async with app:
+        await app.producer.gateway.command("HSET", record, "result", kept)
+    whole = await at(here, "task", "export", "--older", "0s", "-o", str(archive))
+    assert (whole.code, whole.out.split()) == (0, [str(archive / day / "large.jsonl")]), whole.err
+    assert "archived before: 3" in whole.err
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(archive, "*/*")} == {0o600}
+    old = await at(here, "task", "export", "--older", "7d", "-o", str(archive))
+    assert "no succeeded task can be that old: it is deleted 1.0 days after its end" in old.err
+    assert "no dead task" not in old.err
+    async with app:  # it stays, and another task takes an id
+        assert await (await find(app, "dead")).status() is State.DEAD
+        await app.producer.enqueue_fresh(
+            EnvelopeTemplate("ending").message(b'{"how": "again"}', task_id="done"), queue="test"
+        )
+        await work_off(app)
+        await (await find(app, "live")).cancel()
+    again = await at(here, "task", "export", "--older", "0", "--state", "succeeded", "-o", str(archive))
+    assert len(again.out.split()) == 1, again.err
+    assert "done~test-" in again.out
+
+    assert (await at(elsewhere, "task", "import", str(archive / day / "dead.jsonl"))).out == "dead\n"
+    async with there:
+        letter = await find(there, "dead")
+        record_there = await letter.record()
+        assert (record_there.state, record_there.reason) == (State.DEAD, "attempts_exhausted")
+        assert record_there.error is not None
+        assert record_there.error["message"] == "no"
+    listed = await at(elsewhere, "dlq", "list", "--json")
+    assert [(one["id"], one["message"]) for one in listed.json] == [("dead", "no")]
+    assert (await at(elsewhere, "dlq", "replay", "dead")).code == 0
+    async with there:
+        await work_off(there)
+        events = [event.type for event in await history(await find(there, "dead"))]
+        assert (events.count("step_completed"), events.count("buried")) == (1, 2)
