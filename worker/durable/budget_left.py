@@ -1,4 +1,4 @@
-"""What is left of the budgets of a task."""
+"""Rest of the budgets of a task, and texts about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MUCH = 0.8
 
 @dataclass(frozen=True, slots=True)
 class BudgetLeft:
-    """What is left of the budgets of a task at one moment, the least of each unit; None where nothing limits it.
+    """Rest of the budgets of a task at one moment, the least of each unit; None where nothing limits it.
 
     Attributes:
         tokens: tokens of models.

@@ -81,7 +81,7 @@ _RAISED: Final[WakeCondition] = ("limit", "budget")
 """Condition under which a raise wakes a task: as the release of a token wakes those that wait for a limit."""
 
 _ORDER: Final = ("bury", "hand_off", "ask")
-"""What follows first, of several budgets that are used up."""
+"""Order in which budgets that are used up are acted on."""
 
 
 class BudgetAmounts(BaseModel):
@@ -123,7 +123,7 @@ class RunSpending:
         self._store = store
         self._per_step = self.limits("steps") or self.limits("seconds")
         self._steps = 0
-        """Steps that have begun, and are not charged yet."""
+        """Started steps that are not charged yet."""
         self._charged = RUNTIME.monotonic()
         """Time until which the time of the run is charged."""
         self._number = 0
@@ -352,7 +352,7 @@ class RunSpending:
             await self._use_answer(use, standing, saved, came)
 
     async def _was_raised(self, use: BudgetUse, standing: Standing) -> bool:
-        """Return whether a budget was raised since it was found used up, or another window has begun."""
+        """Return whether a budget was raised since it was found used up, or another window has started."""
         (now,) = await self._store.charge([use], "", {})
         return now.raises != standing.raises or not now.used_up
 
@@ -441,7 +441,7 @@ class _Raised(Condition):
 
 
 class _AnsweredOrRaised(AnswerCame):
-    """The condition that a person has answered, or that somebody has raised the budget otherwise."""
+    """The condition that a person has answered, or that the budget was raised otherwise."""
 
     __slots__ = ("_raised",)
 

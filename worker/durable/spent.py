@@ -1,4 +1,4 @@
-"""What a call has cost, as `ctx.spend` is given it."""
+"""Arguments of `ctx.spend`: the cost of a call."""
 
 from __future__ import annotations
 

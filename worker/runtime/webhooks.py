@@ -125,7 +125,7 @@ def _why(handoff: Handoff | None, what: str) -> str:
 
 
 def run_event(run: Run, event: str, data: Mapping[str, Any]) -> WebhookEvent:
-    """Return an event about a run that goes on."""
+    """Return an event about a run that continues."""
     return WebhookEvent(_common(event, run) | dict(data))
 
 
