@@ -26,6 +26,7 @@ from ..queues.transport.gateway import Gateway
 from ..queues.transport.large_values import read_arguments
 from ..queues.transport.scripts import load_script, pairs
 from .letters import DeadLetter
+from .policy import Reason
 
 _LUA = Path(__file__).parent / "lua"
 _REPLAY = load_script(_LUA / "replay.lua")
@@ -73,6 +74,8 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
     if how.rerun_failed and not (how.fresh or letter.raw) and not await drop_failures(gateway, partition, letter.id):
         return False
     args = b"" if how.args is None else await _edited(gateway, letter, how.args, how)
+    if letter.reason == Reason.BUDGET:
+        await _begin_budget_again(gateway, letter)
     keys = [
         partition.dead,
         partition.record(letter.id),
@@ -90,6 +93,18 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
             return False
         done = await gateway.run(_REPLAY, keys, [*given, 1, letter.id])
     return bool(done)
+
+
+async def _begin_budget_again(gateway: Gateway, letter: DeadLetter) -> None:
+    """Give a task its own budget again, before it is replayed: else it would be buried at once.
+
+    If this process dies before the replay, the letter stays, and the budget is as new for a later one.
+    """
+    from ..queues.budgets.store import BudgetStore
+
+    partition = letter.partition
+    if await gateway.command("XRANGE", partition.dead, letter.entry, letter.entry):  # else it was replayed before
+        await BudgetStore(gateway, Namespace(partition.namespace)).reset(letter.id)
 
 
 async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Replay) -> bytes:

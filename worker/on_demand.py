@@ -98,7 +98,7 @@ async def begin_budgets(run: Run, task: Task[Any, Any], arguments: Mapping[str, 
     """Let a run charge the budgets of its task, and look at them."""
     from .durable.spending import begin
 
-    await begin(run, task.budgets, task.arguments, arguments, draft_handoff)
+    await begin(run, task.budgets, task.arguments, arguments, draft_handoff, task.result_ttl)
 
 
 def session_task(gateway: Gateway, partition: Partition, task_id: str) -> SessionTask | None:

@@ -80,6 +80,9 @@ _LOOK: Final = 600.0
 _RAISED: Final[WakeCondition] = ("limit", "budget")
 """Condition under which a raise wakes a task: as the release of a token wakes those that wait for a limit."""
 
+_LAST: Final = frozenset({StopReason.COMPLETED, StopReason.CANCELLED})
+"""Ends of a run after which nothing charges to the budget of its task."""
+
 _ORDER: Final = ("bury", "hand_off", "ask")
 """Order in which budgets that are used up are acted on."""
 
@@ -115,8 +118,10 @@ _DECISION: Final = AnswerCodec(BudgetDecision)
 class RunSpending:
     """The budgets of one run: its charges, its looks, and what follows when one is used up."""
 
-    def __init__(self, run: Run, uses: Sequence[BudgetUse], store: BudgetStore, draft: Callable[..., Handoff]) -> None:
-        """draft: see `continue_as`."""
+    def __init__(
+        self, run: Run, uses: Sequence[BudgetUse], store: BudgetStore, draft: Callable[..., Handoff], kept: float
+    ) -> None:
+        """draft: see `continue_as`. kept: seconds for which the record of the task is kept when it has ended."""
         self._draft = draft
         self.uses = tuple(uses)
         self._run = run
@@ -138,8 +143,8 @@ class RunSpending:
         self._notices: list[BudgetLow] = []
         """Notices that are not in the log of the task yet."""
         self._acting = asyncio.Lock()
-        self._parking = _ParkedForBudget(store)
-        run.observe(self._parking)
+        self._after = _SettledRun(store, self.uses, kept)
+        run.observe(self._after)
 
     # charges
 
@@ -337,7 +342,7 @@ class RunSpending:
         if standing.ends_ms is not None:
             until = min(until, max(standing.ends_ms, now))
         look = partial(self._was_raised, use, standing)
-        self._parking.begin(use.ledger, standing.raises)
+        self._after.wait_began(use.ledger, standing.raises)
         try:
             if asks:
                 came = await wait_until(run, _AnsweredOrRaised(run, key, saved["wait"], until, look))
@@ -345,7 +350,7 @@ class RunSpending:
                 came = await wait_until(run, _Raised(key, budget_text(use), until, look))
         finally:
             if not run.stopped:
-                self._parking.end(use.ledger)
+                self._after.wait_ended(use.ledger)
         if came is GONE:
             await self._open_wait(use, standing, now, asks=True)
         elif isinstance(came, Answer):
@@ -458,30 +463,37 @@ class _AnsweredOrRaised(AnswerCame):
         return True if found is OPEN and await self._raised() else found
 
 
-class _ParkedForBudget(RunObserver):
-    """The budgets for which a run parks. A raise after the run had looked, and before it was parked, wakes nothing."""
+class _SettledRun(RunObserver):
+    """Handling of budgets after the outcome of a run is stored.
 
-    __slots__ = ("_store", "_waiting")
+    A raise after a parked run had looked, and before it was parked, wakes nothing: it is looked for again. The ledger
+    of a task that has ended is kept as long as its record.
+    """
 
-    def __init__(self, store: BudgetStore) -> None:
+    __slots__ = ("_kept", "_store", "_uses", "_waiting")
+
+    def __init__(self, store: BudgetStore, uses: Sequence[BudgetUse], kept: float) -> None:
         self._store = store
+        self._uses = uses
+        self._kept = kept
         self._waiting: dict[str, int] = {}
 
-    def begin(self, ledger: str, number: int) -> None:
+    def wait_began(self, ledger: str, number: int) -> None:
         """Note that the run waits for a budget. number: of its raises."""
         self._waiting[ledger] = number
 
-    def end(self, ledger: str) -> None:
+    def wait_ended(self, ledger: str) -> None:
         self._waiting.pop(ledger, None)
 
     async def on_settled(self, run: Run, stop: StopReason, *, ended: bool) -> None:
-        if stop is not StopReason.PARKED:
-            return
         at = run.delivery.partition
-        for ledger, number in self._waiting.items():
-            with suppress(QueueError):  # the task looks again by itself
-                if await self._store.wait(ledger, at, run.id, number) is None:
-                    await wake_for_limit(run.gateway, at, run.id)
+        with suppress(QueueError):  # a parked task looks again by itself, and a ledger that is kept longer ends as well
+            if stop is StopReason.PARKED:
+                for ledger, number in self._waiting.items():
+                    if await self._store.wait(ledger, at, run.id, number) is None:
+                        await wake_for_limit(run.gateway, at, run.id)
+            elif stop in _LAST and any(use.ledger == run.id for use in self._uses):
+                await self._store.keep(run.id, self._kept)
 
 
 def _digest(use: BudgetUse) -> str:
@@ -516,10 +528,11 @@ async def begin(
     encoder: ArgumentEncoder,
     arguments: Mapping[str, Any],
     draft: Callable[..., Handoff],
+    result_ttl: float | None,
 ) -> None:
     """Let a run charge the budgets of its task: those of its definition, and those that it has from other tasks.
 
-    The callback of a group has no budgets with keys. draft: see `continue_as`.
+    The callback of a group has no budgets with keys. draft: see `continue_as`. result_ttl: seconds, of the task.
 
     Raises `InvalidBudgetUse`.
     """
@@ -530,8 +543,9 @@ async def begin(
         given = from_json(encoder.encode_call((), arguments)[0])
     secrets = {path[0] for path in run.envelope.secrets if path}
     uses = task_budgets(defined, run.id, given, secrets=secrets, inherited=run.envelope.budgets)
+    kept = run.envelope.options.result_ttl or result_ttl or run.settings.result_ttl
     store = BudgetStore(run.gateway, Namespace(run.delivery.partition.namespace))
-    run.spending = spending = RunSpending(run, uses, store, draft)
+    run.spending = spending = RunSpending(run, uses, store, draft, kept)
     await spending.begin()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from loguru import logger
 from perdure import App, Budget, Context, Retry, State, SyncContext, TaskHandle, current_step
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues.budgets.store import BudgetStore
 from perdure.queues.envelope import BudgetUse
 from perdure.queues.errors import ConfigurationError, Unavailable
@@ -18,7 +19,17 @@ from perdure.testing import make_context
 from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.errors import StepDefinitionError
 
-from tests.support.workers import BOUND, bounded, history, letter, running_worker, steal, wait_until, work_off
+from tests.support.workers import (
+    BOUND,
+    bounded,
+    history,
+    letter,
+    redis_command,
+    running_worker,
+    steal,
+    wait_until,
+    work_off,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("shop")]
 
@@ -257,6 +268,41 @@ async def test_a_budget_that_is_used_up_buries_the_task_before_its_next_step(app
     assert dead.error == "perdure.worker.errors.BudgetExceeded"
     assert "the budget of the task is used up (150 of 100 tokens)" in dead.message
     assert dead.attempts == 1
+
+
+async def test_a_replay_gives_a_task_its_own_budget_again(app: App) -> None:
+    ran: list[str] = []
+
+    async def note(name: str) -> str:
+        ran.append(name)
+        await current_step().spend(tokens=100)
+        return name
+
+    @app.task(budget=Budget(tokens=100, then="bury"))
+    async def work(ctx: Context) -> str:
+        await ctx.step("first", note, "first")
+        return await ctx.step("second", note, "second")
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert await replay(app.producer.gateway, await letter(app, handle), Replay())
+    await work_off(app)
+    assert await handle.result() == "second"
+    assert ran == ["first", "second"]
+    ledger = await store_of(app).load(handle.id)
+    assert ledger is not None
+    assert (ledger.spent["tokens"], ledger.total["tokens"]) == (100, 100)
+
+
+async def test_the_ledger_of_a_task_that_has_ended_is_kept_as_long_as_its_result(app: App) -> None:
+    @app.task(budget=Budget(tokens=100), result_ttl=500)
+    async def work(ctx: Context) -> None:
+        await ctx.spend(tokens=1)
+
+    handle = await work.enqueue()
+    await work_off(app)
+    left = await redis_command(app, "PTTL", app.producer.namespace.ledger(handle.id).ledger)
+    assert 0 < left <= 500_000
 
 
 async def test_a_task_of_a_used_up_budget_does_not_start(app: App) -> None:
