@@ -2,7 +2,7 @@
 
 The rules of a namespace are one hash. Workers read it with their registration, and when a notification says that it has
 changed. A rule for a queue alone makes workers leave its partitions out: they read and claim nothing there, and admit
-no task that waits for limits, while due tasks and schedules go on. Any other rule parks the tasks that it matches
+no task that waits for limits, while due tasks and schedules continue. Any other rule parks the tasks that it matches
 before their handlers start, in the due set, until an operator removes the rule.
 
 Each rule has a number that no other rule ever gets, and a partition has its paused tasks by the numbers of their rules.
@@ -83,7 +83,7 @@ class PauseRule:
 
     @property
     def target(self) -> str:
-        """What it holds, for people: `tasks 'report' of queue 'audit' with tenant=acme`."""
+        """The tasks that it holds, for people: `tasks 'report' of queue 'audit' with tenant=acme`."""
         if self.whole_queue:
             return f"queue {self.queue!r}"
         words = ["tasks"] if self.task is None else [f"tasks {self.task!r}"]

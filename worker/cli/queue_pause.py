@@ -51,8 +51,8 @@ async def pause(
 ) -> Output:
     """Start no tasks of a queue, of a name, or with certain arguments, until they are resumed.
 
-    Workers follow within a moment, also those that start later. Tasks that
-    run go on; new ones are stored and wait. QUEUE alone: workers read nothing
+    Workers follow within a moment, also those that start later. Running
+    tasks continue; new ones are stored and wait. QUEUE alone: workers read nothing
     from it. With --task or --where: workers park the tasks that match, when
     they would start or continue; that costs no attempt.
 
@@ -181,7 +181,7 @@ def _fields(rule: PauseRule, *, ended: bool = False) -> dict[str, Value]:
 
 
 async def pause_notes(producer: Producer) -> list[str]:
-    """Return a sentence for each pause, and for each field that is none; nothing if this user may not read them."""
+    """Return a sentence for each pause, and for each unreadable field; nothing if this user may not read them."""
     place = (producer.gateway, producer.namespace)
     try:
         pauses = await load_pauses(*place)

@@ -84,7 +84,7 @@ class Burst:
             ready = [one.ready for one in self._assignment.served if one.queue == queue]
             if left := sum(await self._gateway.pipeline([("XLEN", stream) for stream in ready])):
                 tasks = counted(left, "task is", "tasks are")
-                logger.warning("queue {} is paused: {} left; to go on: perdure queue resume {}", queue, tasks, queue)
+                logger.warning("queue {} is paused: {} left; to end that: perdure queue resume {}", queue, tasks, queue)
 
     async def _finds_nothing(self) -> bool:
         """Take available messages. Return whether no assigned partition had any.

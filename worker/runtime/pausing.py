@@ -62,7 +62,7 @@ class WorkerPauses:
         for rule in known.values():
             if rule.number not in former and self._concerns(rule):
                 by, why = rule.by or "an operator", f": {rule.why}" if rule.why else ""
-                logger.warning("paused by {}: {}{}; to go on: {}", by, rule.target, why, rule.command)
+                logger.warning("paused by {}: {}{}; to end that: {}", by, rule.target, why, rule.command)
         for rule in former.values():
             if rule.number not in known and self._concerns(rule):
                 logger.info("resumed: {}", rule.target)

@@ -44,7 +44,7 @@ class Operator:
         conditions = tuple(ArgumentCondition.parse(text) for text in where)
         rule, _ = await self._store.add(PauseRule(queue, task, conditions, by="ann", why="a move"))
         if followed:
-            await self.logged(f"paused by ann: {rule.target}: a move; to go on: {rule.command}")
+            await self.logged(f"paused by ann: {rule.target}: a move; to end that: {rule.command}")
         return rule
 
     async def resume(self, rule: PauseRule, *, wake: bool = True, followed: bool = True) -> None:
@@ -130,7 +130,7 @@ async def test_a_worker_that_starts_later_follows_and_a_burst_ends(
     rule = await operator.pause("shop", followed=False)
     await work_off(app)
     assert (await handle.status(), await waits.status()) == (State.QUEUED, State.LIMITED)
-    assert any("queue shop is paused: 1 task is left; to go on: perdure queue resume shop" in line for line in log)
+    assert any("queue shop is paused: 1 task is left; to end that: perdure queue resume shop" in line for line in log)
     await operator.resume(rule, followed=False)
     await work_off(app)
     assert (await handle.result(timeout=BOUND), await waits.result(timeout=BOUND)) == (1, 2)
@@ -222,7 +222,7 @@ async def test_conditions_compare_the_arguments(app: App, operator: Operator) ->
 
 
 async def test_a_secret_fulfils_no_condition(app: App, operator: Operator) -> None:
-    """Else whoever may pause could try out what it is."""
+    """An operator could try out its value otherwise."""
 
     @app.task
     async def login(ctx: Context, user: str, token: SecretStr) -> str:
