@@ -10,11 +10,10 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from ..queues.argument_conditions import ArgumentCondition
 from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelope
 from ..queues.errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
 from ..queues.junk import split
@@ -22,11 +21,13 @@ from ..queues.keys import Partition
 from ..queues.records import opened_evidence, shown_arguments
 from ..queues.security.encryption import NO_CIPHER, TaskCipher, is_encrypted
 from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_paths
-from ..queues.task_filter import arguments_match
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.scripts import pairs
 from ..queues.wording import iso_time
 from .policy import Reason
+
+if TYPE_CHECKING:
+    from ..queues.argument_conditions import ArgumentCondition
 
 PAGE: Final = 200
 """Letters of one page, read from one partition."""
@@ -188,6 +189,8 @@ class Filter:
     @classmethod
     def parse(cls, form: Mapping[str, Any]) -> Filter:
         """Return the filter of JSON data. Raises `ValueError`, `TypeError` for data of another form."""
+        from ..queues.argument_conditions import ArgumentCondition  # a plain task needs none of it
+
         known = dict(form)
         reason = known.pop("reason", None)
         where = tuple(ArgumentCondition.parse(str(given)) for given in known.pop("where", ()))
@@ -313,6 +316,8 @@ async def scan_letters(
             heapq.heappop(heads)
         matches, problem = wanted.matches(letter), ""
         if matches and wanted.where:
+            from ..queues.task_filter import arguments_match  # a plain task needs none of it
+
             paths = (*letter.secrets, *letter.masked)
             try:
                 matches = await arguments_match(

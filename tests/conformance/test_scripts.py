@@ -48,12 +48,8 @@ from perdure.queues.derived_tasks import (
     store_copy,
     store_fork,
 )
-<<<<<<< HEAD
-from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, BudgetUse, Envelope, EnvelopeTemplate, LimitUse
-=======
 from perdure.queues.ended_tasks import Outcome, store_ended
-from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate, LimitUse
->>>>>>> 6268f76b (Export queued, limited and ended tasks; archive ended ones)
+from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, BudgetUse, Envelope, EnvelopeTemplate, LimitUse
 from perdure.queues.event_log import read_events
 from perdure.queues.handle import cancel_task
 from perdure.queues.inbox import read_inbox
