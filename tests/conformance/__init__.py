@@ -39,12 +39,8 @@ holds for all scripts.
 | `registries/test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
-<<<<<<< HEAD
-| `delivery/test_transfer` | close_exported, enqueue_copy, upload_events |
 | `test_pauses` | await_resume, wake_paused |
-=======
 | `delivery/test_transfer` | close_exported, enqueue_copy, store_ended, upload_events |
->>>>>>> 6268f76b (Export queued, limited and ended tasks; archive ended ones)
 | `test_unique` | claim_unique |
 | `test_values` | read_values, update_value |
 | `test_versions` | await_version, wake_version |

@@ -74,14 +74,9 @@ take_limits), `test_limits`, and those of waiting lists (enqueue_limited, look_l
 count_limited), `test_admission`. Scripts that write no key of a task have none: records of workers and supervisors
 (count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
 workspaces (put_file), tokens of waits (claim_token), markers of unique keys (claim_unique), what operators set for
-<<<<<<< HEAD
 limits (set_limit), ledgers of budgets (ask_for_budget, charge_budget, raise_budget), schedules, jobs and pauses
 (write_compared), reads of tokens that parked tasks keep (look_kept), keys of another type (set_key_aside), reads of a
 task's past (load_history, read_log), and pages of a hash (hash_page).
-=======
-limits (set_limit), schedules (write_schedule), reads of tokens that parked tasks keep (look_kept), keys of
-another type (set_key_aside), reads of a task's past (load_history, read_log), and pages of a hash (hash_page).
 A copy of a task that has ended (store_ended) has none either: the script renames what was uploaded for one new task.
->>>>>>> 6268f76b (Export queued, limited and ended tasks; archive ended ones)
 tests/conformance has their tests.
 """
