@@ -235,8 +235,9 @@ async def left_over(producer: Producer) -> list[str]:
         if name.partition(":")[0] in _LISTS:
             found += [key] if await producer.gateway.command("PTTL", key) == -1 else []
         elif name.startswith("holders:"):
-            members = await producer.gateway.command("ZRANGEBYSCORE", key, f"({now:.0f}", "+inf")
-            found += [f"{name} {member.decode()}" for member in members]
+            tokens = await producer.gateway.command("ZRANGEBYSCORE", key, f"({now:.0f}", "+inf", "WITHSCORES")
+            for member, score in zip(tokens[::2], tokens[1::2], strict=True):
+                found.append(f"{name} {member.decode()}, which lapses in {(float(score) - now) / 1000:.0f} s")
     return found
 
 

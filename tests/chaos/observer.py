@@ -26,6 +26,9 @@ __all__ = ["Observer"]
 _WATCHED: Final = 60
 """Tasks that are looked at in one round."""
 
+_JUMP: Final = 5_000
+"""Milliseconds by which the limits' clock may differ from that of Redis between two looks without a line."""
+
 _SLOW: Final = 0.5
 """Seconds after which a reply of the server is logged as slow."""
 
@@ -41,6 +44,7 @@ class Observer:
         self._tasks: list[tuple[str, str, int]] = []
         self._seen: dict[str, str] = {}
         self._next = 0
+        self._clock = (0, 0)
 
     async def run(self) -> None:
         """Observe until cancelled."""
@@ -49,6 +53,7 @@ class Observer:
             await self._ping_server()
             self._follow()
             try:
+                await self._watch_clock()
                 await self._observe(self._window())
             except QueueError as error:
                 self._journal.write("blind", error=str(error)[:200])
@@ -60,6 +65,14 @@ class Observer:
             await self._producer.gateway.command("PING")
         if time.monotonic_ns() - asked > _SLOW * SECOND:
             self._journal.write("slow_server", since=asked)
+
+    async def _watch_clock(self) -> None:
+        """Log each jump of the limits' clock, by which tokens lapse: it goes with that of Redis, or stands still."""
+        stored = (await self._producer.gateway.command("GET", self._producer.namespace.limits.clock)) or b"0 0"
+        seen, virtual = (int(part) for part in stored.split()[:2])
+        before, self._clock = self._clock, (seen, virtual)
+        if before[1] and not -_JUMP <= virtual - before[1] - (seen - before[0]) <= _JUMP:
+            self._journal.write("limits_clock", seen=[before[0], seen], virtual=[before[1], virtual])
 
     def _follow(self) -> None:
         with self._file.open("rb") as file:
