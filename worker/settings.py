@@ -65,6 +65,7 @@ class Settings(ConnectionSettings):
         crash_threshold: A supervisor pauses after more crashes than this within crash_window.
         crash_window: Window of crash_threshold.
         restart_delays: Delays before a crashed worker is restarted: after the first crash in the window, the second...
+            A spare of the supervisor takes over at once after the first one.
         memory: Memory store: a file or a postgresql:// URL; empty for memory.sqlite3 in data_dir.
         embedder: Embedder of memories: wordllama, or module:attribute; empty for search by words only.
         check_state: Compare the state of an agent with the reduction of its log, and with what a later run reads, after
@@ -106,7 +107,7 @@ class Settings(ConnectionSettings):
     log_tasks: bool = False
     crash_threshold: Annotated[int, Field(ge=0)] = 5
     crash_window: Seconds = 3600.0
-    restart_delays: Annotated[tuple[Delay, ...], Field(min_length=1)] = (0.0, 5.0, 30.0, 120.0, 600.0)
+    restart_delays: Annotated[tuple[Delay, ...], Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
     memory: str = ""
     embedder: str = ""
     check_state: bool = False

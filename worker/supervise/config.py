@@ -44,7 +44,7 @@ class AppInfo:
 
     Args:
         restart_delays: before the replacement of a crashed child starts: after the first crash within the window, the
-            second and so on; the last one repeats.
+            second and so on; the last one repeats. After the first crash, a spare takes over at once.
         webhook: where to post an event when the supervisor pauses.
     """
 

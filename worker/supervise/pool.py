@@ -18,10 +18,12 @@ from .crash_counter import SupervisorRegistry
 class WorkerSlot:
     """A place for one ordinary child, kept filled.
 
-    A child that crashes is replaced after a delay. While the supervisor is paused, nothing is replaced.
+    A child that crashes is replaced after a delay, after the first crash at once if the spare can take over. While the
+    supervisor is paused, nothing is replaced.
 
     Args:
         spawn: Starts a child; returns None if it failed to start.
+        has_spare: Returns whether a child would be ready at once.
         terminate: Stops a child.
         shortest_run: Seconds of delay before the replacement of a child that exited sooner than this.
         burst: Whether a child that exited with code 0 is not replaced.
@@ -30,6 +32,7 @@ class WorkerSlot:
     def __init__(
         self,
         spawn: Callable[[], Awaitable[Child | None]],
+        has_spare: Callable[[], bool],
         terminate: Callable[[Child], None],
         registry: SupervisorRegistry,
         app: AppInfo,
@@ -39,6 +42,7 @@ class WorkerSlot:
     ) -> None:
         self.child: Child | None = None
         self._spawn = spawn
+        self._has_spare = has_spare
         self._terminate = terminate
         self._registry = registry
         self._app = app
@@ -110,7 +114,8 @@ class WorkerSlot:
         if not child.counts_as_crash:
             logger.warning("the worker had made progress before it crashed: starting another one")
             return shortest
-        delay = self._app.restart_delay(child.crashes)
+        takes_over = child.crashes == 1 and self._has_spare()
+        delay = 0.0 if takes_over else self._app.restart_delay(child.crashes)
         if not self._registry.state.paused:
             logger.warning(
                 "crash {} without progress within {:g} s: starting another worker in {:g} s",
@@ -141,6 +146,7 @@ class WorkerPool:
         self._slots = [
             WorkerSlot(
                 lambda: children.spawn("worker"),
+                lambda: children.has_spare,
                 children.terminate,
                 registry,
                 app,

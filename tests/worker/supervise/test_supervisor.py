@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +27,7 @@ import psutil
 import pytest
 from perdure.queues import Producer, Refused, SupervisorInfo, Unavailable, list_supervisors
 from perdure.queues.supervisors import SupervisorState, count_crash, resume_supervisor
+from perdure.worker.log import logger
 from perdure.worker.runtime.children.child import Child, ChildPipe, PipedProcess, SupervisorTimings
 from perdure.worker.runtime.children.processes import StallMonitor
 from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
@@ -236,11 +237,59 @@ async def test_a_crash_after_progress_is_not_counted(harness: Harness) -> None:
 
 
 async def test_a_spare_takes_over_at_once_and_is_replaced(harness: Harness) -> None:
+    harness.set_app_info(restart_delays=[1000.0])
     await harness.start(processes=1)
+    await harness.until_listed(worker_working=1, spare_idle=1)
     [spare] = [line.pid for line in harness.journal.lines("loaded", "spare")]
     harness.order(harness.ready()[0], "kill SIGKILL")
     assert await harness.until_ready(2) == spare
     await harness.journal.line("loaded", "spare", number=2)
+
+
+@pytest.fixture
+def delays() -> Iterator[list[float]]:
+    """Delays before replacements that the supervisor has logged."""
+    found: list[float] = []
+
+    def keep(message: Any) -> None:
+        if text := re.search(r"starting another worker in ([0-9.]+) s", message.record["message"]):
+            found.append(float(text[1]))
+
+    sink = logger.add(keep, level="WARNING")
+    yield found
+    logger.remove(sink)
+
+
+async def until_delayed(delays: list[float], number: int) -> None:
+    """Wait until so many replacements have been announced."""
+
+    async def enough() -> bool:
+        return len(delays) >= number
+
+    await wait_until(enough, f"{number} announced replacements")
+
+
+async def test_only_after_the_first_crash_a_spare_takes_over_at_once(harness: Harness, delays: list[float]) -> None:
+    harness.set_app_info(restart_delays=[1000.0, 2000.0])
+    await harness.start(processes=1)
+    await harness.until_listed(worker_working=1, spare_idle=1)
+    harness.order(harness.ready()[0], "kill SIGKILL")
+    second = await harness.until_ready(2)
+    await harness.until_listed(worker_working=1, spare_idle=1)
+    harness.order(second, "kill SIGKILL")
+    await until_delayed(delays, 2)
+    assert delays == [0, 2000]
+    await harness.until_listed(spare_idle=1)
+    assert len(harness.ready()) == 2
+
+
+async def test_a_first_crash_without_a_spare_waits_for_its_delay(harness: Harness, delays: list[float]) -> None:
+    harness.set_app_info(restart_delays=[1000.0])
+    await harness.start(processes=1, burst=True)
+    harness.order(harness.ready()[0], "kill SIGKILL")
+    await until_delayed(delays, 1)
+    assert delays == [1000]
+    assert len(harness.ready()) == 1
 
 
 async def test_a_spare_that_dies_is_replaced_and_not_counted(harness: Harness) -> None:

@@ -131,6 +131,11 @@ class Children:
                 spare.kill()
             return spare.loaded.is_set()
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether a process that has imported the app can take a role at once."""
+        return self._spare is not None and self._spare.loaded.is_set() and not self._spare.exited.is_set()
+
     def discard_spare(self) -> None:
         """Replace the spare: it may have loaded old code."""
         spare = self._take_spare()
