@@ -75,7 +75,7 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         return False
     args = b"" if how.args is None else await _edited(gateway, letter, how.args, how)
     if letter.reason == Reason.BUDGET:
-        await _begin_budget_again(gateway, letter)
+        await _begin_budgets_again(gateway, letter)
     keys = [
         partition.dead,
         partition.record(letter.id),
@@ -95,16 +95,23 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
     return bool(done)
 
 
-async def _begin_budget_again(gateway: Gateway, letter: DeadLetter) -> None:
-    """Give a task its own budget again, before it is replayed: else it would be buried at once.
+async def _begin_budgets_again(gateway: Gateway, letter: DeadLetter) -> None:
+    """Let the used-up budgets of a task and of its parents begin again, before it is replayed: else it would be buried
+    at once. A named budget is of other tasks as well, and stays as it is.
 
-    If this process dies before the replay, the letter stays, and the budget is as new for a later one.
+    If this process dies before the replay, the letter stays, and the budgets are as new for a later one.
     """
     from ..queues.budgets.store import BudgetStore
 
     partition = letter.partition
-    if await gateway.command("XRANGE", partition.dead, letter.entry, letter.entry):  # else it was replayed before
-        await BudgetStore(gateway, Namespace(partition.namespace)).reset(letter.id)
+    if not await gateway.command("XRANGE", partition.dead, letter.entry, letter.entry):  # it was replayed before
+        return
+    store = BudgetStore(gateway, Namespace(partition.namespace))
+    inherited = () if letter.envelope is None else letter.envelope.budgets
+    for ledger in dict.fromkeys([letter.id, *(use.ledger for use in inherited if not use.name)]):
+        found = await store.load(ledger)
+        if found is not None and found.used_up:
+            await store.reset(ledger, by="replay")
 
 
 async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Replay) -> bytes:

@@ -84,6 +84,11 @@ class Ledger(NamedTuple):
         """Name of the budget; empty for that of a task."""
         return budget_name(self.ledger)
 
+    @property
+    def used_up(self) -> bool:
+        """Whether nothing is left of one of its units."""
+        return any(self.spent.get(unit, 0) >= limit for unit, limit in self.limits.items())
+
     def summary(self) -> dict[str, Any]:
         """Return it as JSON data: money in dollars, time in seconds."""
         found: dict[str, Any] = {"ledger": self.ledger, "name": self.name or None, "key": self.label or None}

@@ -183,8 +183,7 @@ def _line(ledger: Ledger, unit: str) -> str:
 
 
 def _state(ledger: Ledger) -> Styled | None:
-    used_up = any(ledger.spent.get(unit, 0) >= limit for unit, limit in ledger.limits.items())
-    return Styled("used up", "yellow") if used_up else None
+    return Styled("used up", "yellow") if ledger.used_up else None
 
 
 def _used(ledger: Ledger, unit: str) -> str | None:

@@ -294,6 +294,48 @@ async def test_a_replay_gives_a_task_its_own_budget_again(app: App) -> None:
     assert (ledger.spent["tokens"], ledger.total["tokens"]) == (100, 100)
 
 
+async def test_a_replay_of_a_child_gives_its_parent_the_budget_again(app: App) -> None:
+    @app.task
+    async def child(ctx: Context) -> list[int]:
+        return [await ctx.step(f"call-{number}", call, 100) for number in range(2)]
+
+    @app.task(budget=Budget(tokens=100, then="bury"))
+    async def parent(ctx: Context) -> None:
+        spawned.append((await ctx.spawn(child)).id)
+        await ctx.sleep(3600)
+
+    spawned: list[str] = []
+    handle = await parent.enqueue()
+    await work_off(app)
+    found = await app.producer.find(spawned[0])
+    assert found is not None
+    dead = await letter(app, found)
+    assert dead.reason == "budget"
+    assert await replay(app.producer.gateway, dead, Replay())
+    await work_off(app)
+    assert await found.result() == [100, 100]
+    assert await spent(app, handle.id) == {"tokens": 100, "steps": 1}
+    ledger = await store_of(app).load(handle.id)
+    assert ledger is not None
+    assert (ledger.total["tokens"], ledger.by) == (100, "replay")
+
+
+async def test_a_replay_leaves_a_shared_budget_as_it_is(app: App) -> None:
+    @app.task(budget=[Budget(tokens=100, then="bury"), Budget(name="shared", tokens=100, then="bury")])
+    async def work(ctx: Context) -> None:
+        for number in range(2):
+            await ctx.step(f"call-{number}", call, 50)
+
+    first, second = await work.enqueue(), await work.enqueue()
+    await work_off(app, concurrency=1)
+    assert await first.status() is State.SUCCEEDED
+    for _ in range(2):
+        dead = await letter(app, second)
+        assert dead.message.startswith("budget shared is used up (100 of 100 tokens)")
+        assert await replay(app.producer.gateway, dead, Replay())
+        await work_off(app)
+
+
 async def test_the_ledger_of_a_task_that_has_ended_is_kept_as_long_as_its_result(app: App) -> None:
     @app.task(budget=Budget(tokens=100), result_ttl=500)
     async def work(ctx: Context) -> None:
