@@ -229,12 +229,9 @@ def to_amount(unit: str, given: object, what: str = "a budget") -> int:
         if type(given) is not int or not 1 <= given <= MAX_AMOUNT:
             raise ValueError(f"{name} must be a whole number, 1 or more, got {given!r}")
         return given
-    if isinstance(given, bool):
+    if isinstance(given, bool) or (unit == "usd" and not isinstance(given, (int, float, Decimal))):
         raise TypeError(f"{name} must be a number, got {given!r}")
-    try:
-        number = Decimal(str(to_seconds(given, name))) if unit == "seconds" else Decimal(str(given))  # type: ignore[arg-type]
-    except InvalidOperation:
-        raise TypeError(f"{name} must be a number of dollars, got {given!r}") from None
+    number = Decimal(str(to_seconds(given, name) if unit == "seconds" else given))  # type: ignore[arg-type]
     most = MAX_AMOUNT // _SCALE[unit]
     if not number.is_finite() or not 0 < number <= most:
         raise ValueError(f"{name} must be more than 0 and at most {most:,}, got {given!r}")
