@@ -66,6 +66,7 @@ class CatalogTask:
         task_version: Version of the task's code.
         unique: Its rule for unique tasks, see `UniqueTask.published`; None without one.
         limits: Its limits, see `TaskLimits.published`; None without any.
+        budgets: Its budgets, see `TaskBudgets.published`; None without any. A task is charged to those of its worker.
         lane: Its lane of the queue: "high", "normal", "low" or "idle".
         depth: Limit of the depth of its queue, see `MaxDepth.published`; None without one.
     """
@@ -82,6 +83,7 @@ class CatalogTask:
     task_version: int = 1
     unique: Mapping[str, Any] | None = None
     limits: Mapping[str, Any] | None = None
+    budgets: Sequence[Mapping[str, Any]] | None = None
     lane: Lane = NORMAL
     depth: Mapping[str, Any] | None = None
 
@@ -96,6 +98,18 @@ class CatalogTask:
         try:
             return [str(fields["name"]) for fields in (self.limits or {}).get("limits", ())]
         except (LookupError, TypeError, AttributeError):
+            return []
+
+    @property
+    def budget_texts(self) -> list[str]:
+        """Its budgets for people; none where what is published cannot be read."""
+        if not self.budgets:
+            return []
+        from .budgets.definition import published_text
+
+        try:
+            return [published_text(fields) for fields in self.budgets]
+        except (ValueError, LookupError, TypeError, AttributeError):
             return []
 
     def check(self, arguments: bytes) -> None:
@@ -377,6 +391,7 @@ def _task(app: str, version: str, fields: Mapping[str, Any]) -> CatalogTask:
         task_version=_count(fields.get("task_version")) or 1,
         unique=fields.get("unique"),
         limits=fields.get("limits"),
+        budgets=fields.get("budgets"),
         lane=read_lane(fields.get("lane")),
         depth=fields.get("depth"),
     )

@@ -174,6 +174,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 task_version=task.version,
                 unique=None if task.unique is None else task.unique.published(),
                 limits=None if task.limits is None else task.limits.published(),
+                budgets=None if task.budgets is None else task.budgets.published(),
                 lane=task.lane,
                 depth=None if (limit := task.limit_on(task.queue)) is None else limit.published(),
             )

@@ -13,13 +13,13 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from ..argument_keys import By, KeyProblem, check_by, named_values, returned_values
 from ..durations import Duration, parse_duration, to_seconds
 from ..envelope import MAX_AMOUNT, MAX_BUDGETS, NO_KEY, BudgetUse
 from ..errors import InvalidBudgetUse
-from ..keys import check_name, is_name
+from ..keys import check_name
 from ..wording import counted, duration
 
 UNITS: Final = ("tokens", "usd", "steps", "seconds")
@@ -274,6 +274,18 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
     return ", ".join(amount_text(unit, amounts[unit]) for unit in UNITS if unit in amounts) or "nothing"
 
 
+def published_text(fields: Mapping[str, Any]) -> str:
+    """Return a published budget for people: `tenant by tenant: $50.00 per 1.0 days`.
+
+    Raises `ValueError`, `LookupError`, `TypeError`, `AttributeError` for what no worker has published.
+    """
+    name, by, window = fields["name"], fields["by"], fields["window"]
+    keys = by if isinstance(by, str) else ", ".join(by or ())
+    named = f"{name}{f' by {keys}' if keys else ''}: " if name else ""
+    per = "" if window is None else f" per {duration(int(window) / 1000)}"
+    return named + amounts_text(fields["limits"]) + per
+
+
 def _window(budget: str, given: Any) -> float:
     """Return the seconds of a window. Raises `ValueError`, `TypeError`."""
     if isinstance(given, bool):
@@ -295,26 +307,3 @@ def _task_name(budget: str, to: Any) -> str | None:
     if name is not None and not (isinstance(name, str) and name):
         raise TypeError(f"to of {budget} must be a task, an agent, or the name of one, got {to!r}")
     return name
-
-
-class BudgetDefinition(NamedTuple):
-    """A budget as workers have published it. task: name of the task that has it."""
-
-    task: str
-    name: str
-    limits: Mapping[str, int]
-    by: str
-    window_ms: int | None
-    then: str
-    to: str | None
-
-    @classmethod
-    def read(cls, task: str, fields: Mapping[str, Any]) -> BudgetDefinition:
-        """Return a published budget. Raises `ValueError`, `TypeError`, `LookupError`."""
-        limits = {str(unit): int(amount) for unit, amount in fields["limits"].items() if unit in UNITS}
-        by, name, window = fields.get("by"), fields.get("name") or "", fields.get("window")
-        if name and not is_name(name):
-            raise ValueError(f"no name of a budget: {name!r}")
-        names = by if isinstance(by, str) else ", ".join(by or ())
-        window = None if window is None else int(window)
-        return cls(task, name, limits, names, window, str(fields.get("then")), fields.get("to"))

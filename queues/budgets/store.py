@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..envelope import BudgetUse
+from ..envelope import BudgetUse, readable_envelope
 from ..errors import BudgetNotFound, DecryptionError
 from ..junk import report_once
 from ..keys import BUDGET_PARTITIONS, LedgerKeys, Namespace, Partition
@@ -186,6 +186,16 @@ class BudgetStore:
         """Return a ledger; None if nothing was charged to it yet, or it is of another type."""
         (found,) = await self._load([ledger])
         return found
+
+    async def of_task(self, task_id: str, envelope: bytes | None) -> list[Ledger]:
+        """Return the ledgers of a task, and of those that have spawned it, to which something was charged.
+
+        envelope: as it is stored. Which named budgets the task has itself is only known to a worker.
+        """
+        read = readable_envelope(envelope)
+        inherited = () if read is None else read.budgets
+        found = await self._load(list(dict.fromkeys([task_id, *(use.ledger for use in inherited)])))
+        return [ledger for ledger in found if ledger is not None]
 
     async def list_named(self, name: str | None = None) -> list[Ledger]:
         """Return the ledgers of named budgets, or of one, the last charged first."""

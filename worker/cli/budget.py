@@ -159,7 +159,7 @@ def _shown(ledger: Ledger) -> Output:
         "ledger": ledger.ledger if ledger.name else None,
         "key": ledger.label or None,
     }
-    fields |= {unit: _line(ledger, unit) for unit in units}
+    fields |= {unit: spent_line(ledger, unit) for unit in units}
     fields |= {
         "last charge": Time(ledger.at) if ledger.at else None,
         "window ends": Time(ledger.ends_ms) if ledger.ends_ms else None,
@@ -169,7 +169,7 @@ def _shown(ledger: Ledger) -> Output:
     return Output(ledger.summary(), fields)
 
 
-def _line(ledger: Ledger, unit: str) -> str:
+def spent_line(ledger: Ledger, unit: str) -> str:
     """Return what was spent of a unit: `$4.10 of $5.00 (82 %)`."""
     spent, limit = ledger.spent.get(unit, 0), ledger.limits.get(unit)
     text = amount_text(unit, spent, bare=True)
@@ -187,7 +187,7 @@ def _state(ledger: Ledger) -> Styled | None:
 
 
 def _used(ledger: Ledger, unit: str) -> str | None:
-    return _line(ledger, unit) if unit in ledger.limits else None
+    return spent_line(ledger, unit) if unit in ledger.limits else None
 
 
 _COLUMNS: Final[Sequence[Column[Ledger]]] = (

@@ -331,6 +331,7 @@ async def catalog(
     of schemas that cannot be used, such as a reference to another document.
     An entry that another program wrote is a row with its problem. "limits"
     are those that a task must get before it starts: 'perdure limit list'.
+    "budgets" are what it may spend: 'perdure budget list'.
 
     Example: perdure task catalog report --json
     """
@@ -339,15 +340,15 @@ async def catalog(
     if name is not None and not tasks:
         raise Failed(f"no worker has published a task {name!r}")
     problems = {} if name is not None else listed.problems
-    limited = any(task.limits for task in tasks)
-    names = ("task", "app", "queue", "arguments", *(("limits",) if limited else ()), "description")
+    further = [what for what in ("limits", "budgets") if any(getattr(task, what) for task in tasks)]
+    names = ("task", "app", "queue", "arguments", *further, "description")
     damaged = [(entry, *("",) * (len(names) - 2), f"(problem: {problem})") for entry, problem in problems.items()]
     unusable = [
         StderrText(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")
         for task in tasks
         if task.problem is not None
     ]
-    shown = table(names, [*(_catalog_row(task, limited) for task in tasks), *damaged])
+    shown = table(names, [*(_catalog_row(task, further) for task in tasks), *damaged])
     return Output(
         [
             *(asdict(task) | {"problem": task.problem} for task in tasks),
@@ -358,10 +359,17 @@ async def catalog(
     )
 
 
-def _catalog_row(task: CatalogTask, limited: bool) -> tuple[str, ...]:
-    """Return the row of a task. limited: whether the table has a column for limits."""
-    limits = (", ".join(task.limit_names),) if limited else ()
-    return task.name, task.app, task.queue, _arguments(task), *limits, task.description.partition("\n")[0]
+def _catalog_row(task: CatalogTask, further: Sequence[str]) -> tuple[str, ...]:
+    """Return the row of a task. further: what the table has columns for: `limits`, `budgets`."""
+    found = {"limits": ", ".join(task.limit_names), "budgets": "; ".join(task.budget_texts)}
+    return (
+        task.name,
+        task.app,
+        task.queue,
+        _arguments(task),
+        *(found[what] for what in further),
+        task.description.partition("\n")[0],
+    )
 
 
 def _arguments(task: CatalogTask) -> str:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +24,9 @@ from perdure.queues.budgets.definition import (
     task_budgets,
     to_amount,
 )
+from perdure.queues.catalog import CatalogTask
 from perdure.queues.envelope import MAX_AMOUNT, MAX_BUDGETS, BudgetUse, Envelope
-from perdure.queues.errors import InvalidBudgetUse
+from perdure.queues.errors import InvalidBudgetUse, UnreadableEnvelope
 
 OWN = Budget(tokens=100)
 TENANT = Budget(usd=5, name="tenant", by="tenant", per="1d", then="bury")
@@ -150,6 +152,14 @@ def test_the_ledgers_of_a_task() -> None:
     assert task_budgets(None, "id", {}) == ()
 
 
+def test_the_catalog_lists_the_budgets_of_a_task() -> None:
+    shared = Budget(steps=2, name="n", by=lambda _: "x")
+    listed = [*TaskBudgets((OWN, TENANT, shared), "work").published(), {"name": 5}]
+    texts = ["100 tokens", "tenant by tenant: $5.00 per 1.0 days", "n by a function: 2 steps"]
+    found: list[Any] = [listed[:3], listed, "x", None]
+    assert [CatalogTask("work", "q", budgets=one).budget_texts for one in found] == [texts, [], [], []]
+
+
 def test_a_key_may_be_made_by_a_function() -> None:
     budgets = TaskBudgets((Budget(usd=1, name="n", by=lambda given: (given["a"], given["b"])),), "work")
     (use,) = task_budgets(budgets, "id", {"a": "x", "b": 2})
@@ -201,8 +211,5 @@ def test_an_envelope_has_the_budgets_without_the_text_of_their_keys() -> None:
     ],
 )
 def test_an_envelope_with_a_bad_budget_is_refused(use: list[Any]) -> None:
-    import orjson
-    from perdure.queues.errors import UnreadableEnvelope
-
     with pytest.raises(UnreadableEnvelope, match="budgets"):
         Envelope.decode(orjson.dumps({"v": 1, "id": "a", "task": "t", "budgets": [use]}))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 from perdure.queues import Producer
 from perdure.queues.budgets.definition import ledger_id
 from perdure.queues.budgets.store import BudgetStore
-from perdure.queues.envelope import BudgetUse
+from perdure.queues.envelope import BudgetUse, Envelope
 from perdure.worker.settings import Settings
 
 from tests.support.command_line import Answer, call
@@ -106,3 +107,22 @@ async def test_a_reset_begins_again(store: BudgetStore) -> None:
     assert "$0.00 of $5.00 (0%), and $5.00 before the last reset" in answer.out
     (standing,) = await store.charge([ACME], "", {})
     assert (standing.left("usd"), standing.used_up) == (5_000_000_000, ())
+
+
+async def test_the_budgets_of_a_task_are_shown_with_it(store: BudgetStore, settings: Settings) -> None:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        parent, child = [await producer.enqueue("work", queue="default") for _ in range(2)]
+        show = partial(asyncio.to_thread, call, "task", "show")
+        assert "budget" not in (await show(child.id)).out
+        own, above = BudgetUse(child.id, "", {"tokens": 1000, "steps": 5}), BudgetUse(parent.id, "", {"usd": 10**9})
+        await store.charge([own, above, ACME], "a", {"usd": 5 * 10**8, "tokens": 250, "steps": 1})
+        envelope = Envelope(id=child.id, task="work", parent=parent.id, budgets=(above, ACME)).encode()
+        await producer.gateway.command("HSET", child.partition.record(child.id), "env", envelope)
+        out = " ".join((await show(child.id)).out.split())
+        assert "budget tokens 250 of 1,000 (25%); steps 1 of 5 (20%)" in out
+        assert f"of task {parent.id}: $0.50 of $1.00 (50%)" in out
+        assert f"{ACME.ledger}: $0.50 of $5.00 (10%)" in out
+        budgets = (await show(child.id, "--json")).json["budgets"]
+        assert [budget["ledger"] for budget in budgets] == [child.id, parent.id, ACME.ledger]
+        await parent.cancel()
+        await child.cancel()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from ....queues.budgets.definition import UNITS
+from ....queues.budgets.store import BudgetStore, Ledger
 from ....queues.defaults import MAX_SECONDS
 from ....queues.envelope import shown_data
 from ....queues.errors import DecryptionError, Refused
@@ -26,10 +28,13 @@ from ...durable.journal.handoff.document import OpenPromise
 from ...durable.journal.step_record import PLANNED
 from ...durable.promises import promise_text
 from ..artifacts import describe_link, note_damaged, size_text
+from ..budget import spent_line
 from ..support.connection import TaskOptions, connected
 from ..support.events_text import progress_text
 from ..support.output import Time, ago, note, state_text, timestamp
 from ..support.runner import Output
+
+_UNIT: Final = {"tokens": "tokens ", "steps": "steps "}
 
 Since = Callable[[int | None], str]
 
@@ -49,6 +54,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
     handed = record.handed_to is not None  # then the successor has the promises
     promises = () if handed else await _promises(producer.gateway, handle.partition, handle.id)
     plan = await _plan(producer.gateway, handle.partition, handle.id)
+    budgets = await _budgets(producer, handle.partition, handle.id)
     since = ago(explained.now)
     error = record.error or {}
     return Output(
@@ -60,6 +66,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "incoherent": [_describe_finding(finding) for finding in findings],
             "promises": [promise.model_dump(mode="json", exclude={"wait"}) for promise in promises],
             "plan": None if plan is None else [item._asdict() for item in plan.items],
+            "budgets": [ledger.summary() for ledger in budgets],
             "explanation": explained.summary(),
         },
         {
@@ -93,6 +100,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "heard of": Time(explained.heard_at),
             "step": _step(explained),
             "progress": _progress(record, since),
+            "budget": [_spent(ledger, record.id) for ledger in budgets],
             "steps done": explained.steps or None,
             "plan": plan and plan.text,
             "failed step": explained.failed_step,
@@ -226,6 +234,21 @@ async def _plan(gateway: Gateway, partition: Partition, task_id: str) -> _Plan |
         return _Plan(items, f"all {total} steps have ended")
     title = "" if step.title == step.key else f" {step.title}"
     return _Plan(items, f"step {number} of {total}: {step.key}{title}")
+
+
+async def _budgets(producer: Producer, partition: Partition, task_id: str) -> Sequence[Ledger]:
+    """Return what was spent of the budgets of a task and of its parents; none if this user may not read them."""
+    try:
+        envelope = await producer.gateway.command("HGET", partition.record(task_id), "env")
+        return await BudgetStore(producer.gateway, producer.namespace).of_task(task_id, envelope)
+    except Refused:
+        return ()
+
+
+def _spent(ledger: Ledger, task_id: str) -> str:
+    """Return what was spent of a budget: `tokens 150 of 200 (75%)`, and whose it is if it is not that of the task."""
+    whose = "" if ledger.ledger == task_id else f"{'' if ledger.name else 'of task '}{ledger.ledger}: "
+    return whose + "; ".join(_UNIT.get(unit, "") + spent_line(ledger, unit) for unit in UNITS if unit in ledger.limits)
 
 
 def _describe_finding(finding: StoredFinding) -> dict[str, object]:
