@@ -147,7 +147,7 @@ class BudgetExceeded(TaskError):
 
     def __init__(self, budget: str, ledger: str, used: str, denied_by: str = "") -> None:
         denied = f", and {denied_by} refused to raise it" if denied_by else ""
-        super().__init__(f"{budget} is used up ({used}){denied}: perdure budget raise {ledger} adds to it, then replay")
+        super().__init__(f"{budget} is used up ({used}){denied}")
         self.budget, self.ledger, self.used, self.denied_by = budget, ledger, used, denied_by
 
 

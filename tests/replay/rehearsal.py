@@ -48,7 +48,9 @@ _BOUND: Final = 60.0
 _WRITES: Final = frozenset(
     (
         "add_children",
+        "ask_for_budget",
         "bury",
+        "charge_budget",
         "claim_token",
         "close_join",
         "confirm_launch",
@@ -60,6 +62,7 @@ _WRITES: Final = frozenset(
         "notice_sent",
         "notify_join",
         "park",
+        "raise_budget",
         "release",
         "reschedule",
         "send_message",
