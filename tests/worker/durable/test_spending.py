@@ -10,14 +10,26 @@ from typing import Any
 
 import pytest
 from loguru import logger
-from perdure import App, Budget, Context, Retry, State, SyncContext, TaskHandle, current_step
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Budget,
+    Context,
+    PlanStep,
+    Retry,
+    State,
+    SyncContext,
+    TaskHandle,
+    current_step,
+)
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.budgets.store import BudgetStore
 from perdure.queues.envelope import BudgetUse
 from perdure.queues.errors import ConfigurationError, Unavailable
 from perdure.testing import make_context
 from perdure.worker.durable.waiting import WaitBoard
-from perdure.worker.errors import StepDefinitionError
+from perdure.worker.errors import StepDefinitionError, TaskDefinitionError
 
 from tests.support.workers import (
     BOUND,
@@ -650,3 +662,82 @@ async def test_wrong_amounts_are_refused(given: dict[str, Any], problem: str) ->
         await ctx.spend(**given)
     left = await ctx.spend(tokens=3, usd=Decimal("0.1"))
     assert (left.tokens, left.usd, left.used_up) == (None, None, False)
+
+
+# agents, producers without the code, webhooks
+
+
+class Research(Agent[AgentState]):
+    """Calls a model in each step of its plan."""
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key=f"part-{number}", title="a part") for number in range(3)]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> int:
+        return await ctx.tool("model", call, 40)
+
+    async def finish(self, ctx: Context, state: AgentState) -> list[Any]:
+        return [(await ctx.budget()).tokens, *(await ctx.capacity()).sentences()]
+
+
+async def test_an_agent_asks_before_the_next_call_of_its_tools(app: App) -> None:
+    research = app.agent(Research, budget=Budget(tokens=80))
+    async with running_worker(app):
+        handle = await research.enqueue("whales")
+        await asked(handle)
+        assert (await spent(app, handle.id))["tokens"] == 80
+        await handle.answer("budget", {"tokens": 50})
+        assert await bounded(handle.result()) == [10, "Budget used: 120 of 130 tokens."]
+
+
+async def test_a_task_of_a_producer_without_the_code_has_the_budget_of_its_definition(app: App) -> None:
+    @app.task(budget=Budget(name="tenant", by="tenant", tokens=100, then="bury"))
+    async def work(ctx: Context, tenant: str) -> int | None:
+        return (await ctx.spend(tokens=30)).tokens
+
+    found = []
+    for tenant in ("a", "b", "a"):
+        handle = await app.producer.enqueue("work", {"tenant": tenant}, queue=app.name)
+        await work_off(app)
+        found.append(await handle.result())
+    assert found == [70, 70, 40]
+
+
+async def test_a_group_is_charged_to_the_budget_of_its_callback(app: App) -> None:
+    @app.task
+    async def item(ctx: Context, tokens: int) -> int:
+        return await ctx.step("call", call, tokens)
+
+    @app.task(budget=Budget(tokens=100))
+    async def report(ctx: Context, results: list[int]) -> list[Any]:
+        return [results, (await ctx.budget()).tokens]
+
+    handle = await item.enqueue_group([10, 20, 30], then=report)
+    async with running_worker(app):
+        assert await bounded(handle.result()) == [[10, 20, 30], 40]
+
+
+async def test_arguments_without_a_key_are_a_dead_letter(app: App) -> None:
+    @app.task(budget=Budget(name="tenant", by=lambda arguments: arguments["tenant"]["id"], tokens=100))
+    async def work(ctx: Context, tenant: dict[str, Any]) -> None: ...
+
+    handle = await work.enqueue({})
+    await work_off(app)
+    dead = await letter(app, handle)
+    assert dead.reason == "invalid_arguments"
+    assert "key of budget 'tenant'" in dead.message
+
+
+@pytest.mark.parametrize(
+    ("budget", "problem"),
+    [
+        ("5", "budget must be a Budget"),
+        ([Budget(usd=1), Budget(usd=2)], "each budget once"),
+        (Budget(name="tenant", by="customer", usd=1), "'customer' must be an argument"),
+    ],
+)
+async def test_a_wrong_budget_is_refused_where_the_task_is_defined(app: App, budget: Any, problem: str) -> None:
+    with pytest.raises(TaskDefinitionError, match=problem):
+
+        @app.task(budget=budget)
+        async def work(ctx: Context, tenant: str) -> None: ...
