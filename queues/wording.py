@@ -83,7 +83,7 @@ _WAITED_FOR: Final = {
 
 def waited_for(what: str) -> str:
     """Return what a parked task waits for as a phrase: "a message or its time" for `message or time`."""
-    if what.startswith("limit "):
+    if what.startswith(("limit ", "budget ")):
         return what
     things = what.split(" or ")
     return " or ".join(_WAITED_FOR.get(thing, f"{'an' if thing[:1] in 'aeiou' else 'a'} {thing}") for thing in things)

@@ -277,10 +277,11 @@ def _waiting(facts: Facts) -> _Said:
         text += _unreadable(facts.unreadable)
     if until is not None and until <= now:
         return _woken(facts, what, text, on, why, since)
-    if what.startswith("limit "):
-        text += f"; it asks again {at_text(until, now)}, or when a token is released" if until is not None else ""
-        remedy = f"see what holds it: perdure limit show {what.removeprefix('limit ')}"
-        return _Said("limit", text + unless_served(facts), remedy, since, until)
+    if (kind := what.partition(" ")[0]) in _SHARED:
+        when, remedy = _SHARED[kind]
+        text += f"; it asks again {at_text(until, now)}, or when {when}" if until is not None else ""
+        remedy = f"{remedy} {what.removeprefix(f'{kind} ')}"
+        return _Said(kind, text + unless_served(facts), remedy, since, until)
     if until is not None:
         text += f"; without one it continues {at_text(until, now)}"
     remedy = f"answer: perdure task send {record.id} TEXT{f' --from {on}' if on else ''}"
@@ -290,6 +291,13 @@ def _waiting(facts: Facts) -> _Said:
     elif what == "confirmation":
         remedy = f"let it continue: perdure task correct {record.id} --continue; --field PATH=VALUE corrects its state"
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
+
+
+_SHARED: Final = {
+    "limit": ("a token is released", "see what holds it: perdure limit show"),
+    "budget": ("it is raised", "add to it with --tokens, --usd, --steps or --seconds: perdure budget raise"),
+}
+"""What wakes a task that waits for something that tasks share, and the remedy before its name."""
 
 
 def _wait_started(events: Sequence[TaskEvent], what: str) -> tuple[TaskEvent | None, dict[str, Any]]:

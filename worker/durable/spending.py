@@ -347,7 +347,7 @@ class RunSpending:
             if asks:
                 came = await wait_until(run, _AnsweredOrRaised(run, key, saved["wait"], until, look))
             else:
-                came = await wait_until(run, _Raised(key, budget_text(use), until, look))
+                came = await wait_until(run, _Raised(key, f"budget {use.ledger}", until, look))
         finally:
             if not run.stopped:
                 self._after.wait_ended(use.ledger)
@@ -379,7 +379,7 @@ class RunSpending:
             entries.append(opening(run.id, wait, wait_fields(call), until=until, early=False))
             entries.append(run.next_entry(WaitStarted(what="answer", on=_WHO, why=why, wait=wait, until=until)))
         else:
-            entries.append(run.next_entry(WaitStarted(what=budget_text(use), why=why)))
+            entries.append(run.next_entry(WaitStarted(what=f"budget {use.ledger}", why=why)))
         data = run.history.saved[key] = orjson.dumps(saved)
         self._asked = True
         await run.recorder.put(Entry(Kind.SAVED, key, data), *entries, wait=True)

@@ -274,6 +274,8 @@ class Executor:
         outcome: Outcome | None = None
         try:
             if task is not None and stop is not None and stop is not StopReason.LOST:
+                if run.spending is not None:
+                    await run.spending.leave(lost=False)
                 if run.failures and STOP_RULES[stop].act == "fail":
                     await forget_failures(run)
                 await run.flush()

@@ -488,7 +488,12 @@ async def test_one_of_the_tasks_that_share_a_budget_asks(app: App) -> None:
         await wait_until(parked, "both wait")
         waits = [await handle.waits() for handle in handles]
         assert sorted(len(found) for found in waits) == [0, 1]
-        asking = handles[0 if waits[0] else 1]
+        asking, other = handles if waits[0] else reversed(handles)
+        explained = await other.explain()
+        assert "waiting for budget shared:-" in explained.sentence
+        assert "(budget shared is used up: 120 of 100 tokens); it asks again" in explained.sentence
+        assert explained.remedy is not None
+        assert explained.remedy.endswith("perdure budget raise shared:-")
         await asking.answer("budget", {"tokens": 200})
         for handle in handles:
             assert await handle.result(timeout=BOUND) == 60
