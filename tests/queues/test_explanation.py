@@ -14,6 +14,7 @@ from perdure.queues.explanation.facts import Facts, published_lease
 from perdure.queues.explanation.sentences import REMEDIES, Explanation, explain_facts
 from perdure.queues.keys import RELEASED, SUSPECTS
 from perdure.queues.open_joins import JoinProgress
+from perdure.queues.pauses import PauseRule, Pauses
 
 NOW = 1_763_836_000_000
 ERROR = {"error": "builtins.ValueError", "message": "no such file"}
@@ -355,3 +356,41 @@ def test_a_task_waits_for_the_result_of_another_one() -> None:
     parked = record(State.WAITING, waits="result", due_at=NOW + 60_000)
     found = explain(parked, joins=[JoinProgress(total=1, ended=0, open="page-7")])
     assert "waiting for the result of another task; one that has not: page-7" in found.sentence
+
+
+PAUSED = Pauses(
+    [PauseRule("reports", number=1, at=NOW - 300_000, by="ann", why="a move"), PauseRule(task="t", number=2)]
+)
+QUEUE_PAUSED = "queue 'reports' is paused by ann 5 min ago (a move)"
+END = "end the pause: perdure queue resume reports"
+
+
+@pytest.mark.parametrize(
+    ("found", "cause", "text", "remedy"),
+    [
+        (explain(QUEUED, pauses=PAUSED), "paused", f"it is queued, and {QUEUE_PAUSED}", END),
+        (explain(QUEUED, pauses=PAUSED, workers=()), "paused", QUEUE_PAUSED, END),
+        (explain(replace(FAILED, due_at=NOW - 1000), pauses=PAUSED), "paused", f", but {QUEUE_PAUSED}", END),
+        (explain(FAILED, pauses=PAUSED), "delay", f"in 40 s; {QUEUE_PAUSED}", None),
+        (explain(SILENT, pauses=PAUSED), "worker_lost", f"11 s ago; {QUEUE_PAUSED}", END),
+        (explain(RUNNING, pauses=PAUSED), "running", "it has been running", None),
+        (explain(replace(WAITING, due_at=NOW - 1000), pauses=PAUSED), "paused", QUEUE_PAUSED, END),
+        (
+            explain(replace(FAILED, paused_by=2), pauses=PAUSED),
+            "paused",
+            "it is parked: tasks 't' are paused by an operator",
+            "end the pause: perdure queue resume --task t",
+        ),
+        (
+            explain(replace(FAILED, paused_by=7), pauses=PAUSED),
+            "paused",
+            f"it was parked by a pause that has ended; it is queued again within a minute; {QUEUE_PAUSED}",
+            None,
+        ),
+        (explain(replace(FAILED, paused_by=7)), "paused", "it is parked: an operator has paused such tasks", None),
+    ],
+)
+def test_a_pause_is_explained_with_the_command_that_ends_it(
+    found: Explanation, cause: str, text: str, remedy: str | None
+) -> None:
+    assert (found.cause, text in found.sentence, found.remedy) == (cause, True, remedy), found.sentence
