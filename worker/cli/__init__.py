@@ -52,7 +52,7 @@ COMMANDS = (
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("drop", ".drop.command:drop", "Make tasks of the files that programs put into a folder."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
-    LazyCommand("queue", ".queue:app", "List, pause and purge queues, list junk, export metrics, set partitions."),
+    LazyCommand("queue", ".queue:app", "List, pause and purge queues; junk, metrics, partitions."),
     LazyCommand("limit", ".limit:app", "List, show, change, hold and release limits."),
     LazyCommand("budget", ".budget:app", "List, show, raise and reset budgets."),
     LazyCommand("job", ".job:app", "List, watch, continue and abort jobs over many tasks."),
