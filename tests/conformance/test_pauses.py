@@ -247,7 +247,7 @@ async def test_pauses_are_encrypted_and_a_plain_one_is_refused_where_encryption_
     plain, _ = await store.add(PauseRule("plain"))
     monkeypatch.setattr(gateway, "encryptor", Encryptor([b"k" * 32], required=True))
     secret, _ = await store.add(PauseRule(task="report", where=TENANT, why="a secret reason"))
-    stored = b" ".join(await gateway.command("HVALS", namespace.pauses))
+    stored = b" ".join(await gateway.command("HGETALL", namespace.pauses))
     assert b"secret reason" not in stored
     assert b"acme" not in stored
     found = await load_pauses(gateway, namespace)
