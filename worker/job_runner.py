@@ -296,8 +296,8 @@ class JobRunner:
                 batch = page.items[start : start + pace.batch]
                 if not await self._wait(job, pace.seconds_until(len(batch))):
                     return
-                for outcome in await self._act(act, batch):
-                    yield self._counted(outcome)
+                for outcome in [self._counted(outcome) for outcome in await self._act(act, batch)]:
+                    yield outcome
             last = page.position is None
             if not await self._note(job, {"position": page.position or ""}, ended="done" if last else None):
                 return

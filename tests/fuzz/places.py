@@ -94,6 +94,8 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "paused": "zset",
         "pause": "hash",
         "pauses": "hash",
+        "jobs": "zset",
+        "job": "hash",
     },
 }
 """Type of each key, by the attribute or method that makes it."""
@@ -114,7 +116,15 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
             "ledger",
             "ledger_index",
         }
-        | {"limits", "worker_channel", "schedule_channel", "schedule_place", "pause_channel", "pause_place"}
+        | {
+            "limits",
+            "worker_channel",
+            "schedule_channel",
+            "schedule_place",
+            "job_place",
+            "pause_channel",
+            "pause_place",
+        }
     ),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""

@@ -37,6 +37,7 @@ LISTS: Final[Sequence[tuple[str, ...]]] = (
     ("queue", "list"),
     ("queue", "partitions", QUEUE),
     ("queue", "junk"),
+    ("job", "list"),
     ("config", "show"),
 )
 """Lists that print whatever is stored, with exit code 0."""

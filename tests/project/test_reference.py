@@ -208,7 +208,7 @@ PLACEHOLDERS = {
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
 NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique", "limits", "lane"}
-NO_KEYS |= {"schedule_place", "schedule_channel"}
+NO_KEYS |= {"schedule_place", "schedule_channel", "job_place"}
 NO_KEYS_OF_LIMITS: Final = {"namespace", "place", "of_uses"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 

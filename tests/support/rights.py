@@ -458,6 +458,20 @@ def _budget(stage: Stage, role: str) -> None:
     stage.cli("budget", "reset", "raw", "--yes")
 
 
+def _job(stage: Stage, role: str) -> None:
+    """Cancel tasks of a queue as a job through the command line, and let a second job be run later."""
+    stage.api(O, _waiting)
+    stage.cli("queue", "purge", "stage", "--task", "waits", "--yes", "--job", "raw")
+    stage.cli("job", "remove", "raw")
+    stage.cli("dlq", "replay", "--all", "--task", "nothing", "--job", "raw2", "--detach")
+    stage.cli("job", "abort", "raw2")
+    stage.cli("job", "remove", "raw2")
+
+
+async def _waiting(producer: Producer) -> None:
+    await producer.enqueue("waits", queue="stage", delay=3600)
+
+
 def _replay(stage: Stage, role: str) -> None:
     async def fail(producer: Producer) -> str:
         handle = await producer.enqueue("fails", queue="stage")
@@ -521,6 +535,12 @@ ACTS: Final = (
     Act("list schedules: `perdure schedule list`", INSIDERS, _lists(("schedule", "list"))),
     Act("change schedules: `perdure schedule add`, `edit`, `pause`, `resume`, `run`, `remove`", WRITERS, _schedule),
     Act("pause queues and tasks: `perdure queue pause`, `resume`", WRITERS, _pause),
+    Act("list jobs: `perdure job list`", INSIDERS, _lists(("job", "list"))),
+    Act(
+        "act on many tasks: `perdure queue purge`, `task cancel --all`, `dlq replay --all`, `job run`, `abort`",
+        WRITERS,
+        _job,
+    ),
     Act("run tasks: `perdure worker run`", frozenset((W,)), _runs),
     Act(
         "take messages from a queue: `XREADGROUP`, `XCLAIM`, `XAUTOCLAIM`",

@@ -128,13 +128,14 @@ def test_the_commands_are_these() -> None:
         *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
-        *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions", "pause", "resume")),
+        *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions", "pause", "resume", "purge")),
         *(f"limit {name}" for name in ("list", "show", "set", "hold", "release")),
         *(f"budget {name}" for name in ("list", "show", "raise", "reset")),
         *(
             f"schedule {name}"
             for name in ("list", "show", "add", "edit", "remove", "pause", "resume", "run", "backfill")
         ),
+        *(f"job {name}" for name in ("list", "show", "watch", "run", "abort", "remove")),
         *(f"dlq {name}" for name in ("list", "groups", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),

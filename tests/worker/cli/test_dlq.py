@@ -15,7 +15,8 @@ import pytest
 import redis
 from perdure import App, Context, Retry, Settings, Worker
 from perdure.deadletter.letters import DeadLetter, list_letters
-from perdure.deadletter.replay import Replay, replay, replay_all
+from perdure.deadletter.replay import Replay, replay
+from perdure.worker import job_runner
 from perdure.worker.cli import dlq
 
 from tests.support.command_line import COMMAND, Answer, call, process
@@ -370,13 +371,14 @@ def test_all_can_be_limited_by_reason_task_or_queue(crew: Crew) -> None:
 def test_a_task_that_dies_again_during_a_replay_is_replayed_once(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = bury(crew, 2)
 
-    async def replay_and_work(gateway: Any, letters: Any, how: Any) -> Any:
-        async for result in replay_all(gateway, letters, how):
-            await crew.run()
-            yield result
+    async def replay_and_work(gateway: Any, letter: DeadLetter, how: Replay) -> bool:
+        done = await replay(gateway, letter, how)
+        await crew.run()
+        return done
 
     monkeypatch.setattr("perdure.deadletter.letters.PAGE", 1)
-    monkeypatch.setattr(dlq, "replay_all", replay_and_work)
+    monkeypatch.setattr(job_runner, "PAGE", 1)
+    monkeypatch.setattr(job_runner, "replay", replay_and_work)
     assert call("dlq", "replay", "--all").ids == ids
     assert {letter["id"] for letter in dead()} == set(ids)
 
@@ -503,7 +505,8 @@ def test_outcomes_as_json_lines(crew: Crew) -> None:
     [task_id] = bury(crew, 1)
     wanted = {"id": task_id, "outcome": "would be replayed", "reason": "attempts_exhausted", "task": "fail"}
     assert call("dlq", "replay", "--all", "--dry-run", "--json").lines == [wanted]
-    assert call("dlq", "replay", "--all", "--json").lines == [wanted | {"outcome": "replayed"}]
+    done = {"id": task_id, "outcome": "replayed", "task": "fail", "queue": "test"}
+    assert call("dlq", "replay", "--all", "--json").lines == [done]
 
 
 def test_export_writes_json_lines_the_oldest_first(crew: Crew, tmp_path: Path) -> None:
