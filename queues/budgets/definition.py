@@ -26,7 +26,7 @@ UNITS: Final = ("tokens", "usd", "steps", "seconds")
 """Units that a budget may limit, in the order of texts and scripts."""
 
 Then = Literal["ask", "hand_off", "bury"]
-"""What follows when a budget is used up: the task waits for a person, another one continues it, or it is buried."""
+"""Handling of a task whose budget is used up: it waits for a person, another one continues it, or it is buried."""
 
 MAX_OWN: Final = 4
 """Budgets that one task may name."""

@@ -37,7 +37,7 @@ _ASK: Final = queue_script("ask_for_budget")
 
 
 class Standing(NamedTuple):
-    """What is spent of a budget.
+    """Amounts of a budget at one moment.
 
     spent, limits: amounts by unit; a limit with its raises. raises: number that grows with each raise, and differs
     between windows. notice: whether most of it is used, and the caller is the one to say so. ends_ms: milliseconds

@@ -297,7 +297,7 @@ _SHARED: Final = {
     "limit": ("a token is released", "see what holds it: perdure limit show"),
     "budget": ("it is raised", "add to it with --tokens, --usd, --steps or --seconds: perdure budget raise"),
 }
-"""What wakes a task that waits for something that tasks share, and the remedy before its name."""
+"""Event that wakes a task which waits for something that tasks share, and the remedy before its name."""
 
 
 def _wait_started(events: Sequence[TaskEvent], what: str) -> tuple[TaskEvent | None, dict[str, Any]]:

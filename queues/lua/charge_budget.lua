@@ -22,7 +22,7 @@ redis.call('ZSCORE', KEYS[3], '')
 local function count(at)
   return tonumber(stored[at] or '') or 0
 end
--- numbers of windows are times, so that a question about one is none about the next
+-- numbers of windows are times, so that an answer about one window says nothing about the next
 local number = stored[1] and count(1) or (ARGV[3] ~= '' and ARGV[2] ~= '' and now or 0)
 local charges = ARGV[2] ~= '' and not known
 local spent, raised, most = {}, {}, false

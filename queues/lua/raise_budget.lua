@@ -6,7 +6,7 @@
 -- returns  {1, number of the raises, tasks that wait}; {0} it was raised since the caller has read it; {-1} there is no
 --          ledger
 -- Atomic: amounts, number and who asks. Idempotent: the token tells whether this call has made the change already, and bytes
--- that arrive late find another number. A window goes on.
+-- that arrive late find another number. A window keeps its end.
 local UNITS = {'tokens', 'usd', 'steps', 'seconds'}
 local stored = redis.call('HMGET', KEYS[1], 'number', 'act')
 local waiting = redis.call('ZRANGE', KEYS[2], 0, -1)

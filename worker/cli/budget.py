@@ -90,7 +90,7 @@ async def raise_(
     """Add amounts to a budget, and wake the tasks that wait for it.
 
     They are added to the budget of the code. In a budget with a window they
-    are for the window that has begun. A task that waits for an operator goes
+    are for the current one. A task that waits for an operator goes
     on, as if its question had been answered. Prints what 'show' prints.
 
     Example: perdure budget raise tenant:5f3a9c0d1e2b4a67 --usd 20
