@@ -34,7 +34,7 @@ _HEADER: Final = 1 << 24
 """Largest header of a file that is compared, in bytes."""
 
 
-class Archived(NamedTuple):
+class ArchivedTask(NamedTuple):
     """A task that an archive has, or that could not be exported.
 
     Attributes:
@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
 
 async def archive_tasks(
     producer: Producer, store: ArtifactStore, folder: Path, wanted: Wanted, memories: OpensMemories | None = None
-) -> AsyncIterator[Archived]:
+) -> AsyncIterator[ArchivedTask]:
     """Write each task that ended before a time to `FOLDER/YYYY-MM-DD/ID.jsonl`; yield what became of it.
 
     The tasks stay where they are, also dead letters. A task whose file is there is left alone, so that an archive that
@@ -90,19 +90,19 @@ async def archive_tasks(
 
 async def _archive(
     producer: Producer, store: ArtifactStore, folder: Path, records: Sequence[Record], memories: OpensMemories | None
-) -> list[Archived]:
+) -> list[ArchivedTask]:
     once = {(record.queue, record.id): record for record in records}.values()  # SCAN may return a key twice
     return await asyncio.gather(*(_archive_one(producer, store, folder, record, memories) for record in once))
 
 
 async def _archive_one(
     producer: Producer, store: ArtifactStore, folder: Path, record: Record, memories: OpensMemories | None
-) -> Archived:
+) -> ArchivedTask:
     if record.problem or record.finished_at is None:
-        return Archived(record.id, problem=record.problem or "the time of its end is missing")
+        return ArchivedTask(record.id, problem=record.problem or "the time of its end is missing")
     path, complete = await asyncio.to_thread(_place, folder, record, record.finished_at)
     if complete:
-        return Archived(record.id, path)
+        return ArchivedTask(record.id, path)
     partition = producer.namespace.partition(record.queue, record.partition)
     handle = TaskHandle[object](record.id, partition, producer.gateway, producer.notifications)
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
@@ -113,9 +113,9 @@ async def _archive_one(
         except Unavailable:
             raise
         except PerdureError as error:
-            return Archived(record.id, problem=str(error))
+            return ArchivedTask(record.id, problem=str(error))
         new = await asyncio.to_thread(_save, file, path)
-    return Archived(record.id, path, new, missing=exported.cited - exported.memories)
+    return ArchivedTask(record.id, path, new, missing=exported.cited - exported.memories)
 
 
 def _place(folder: Path, record: Record, finished: int) -> tuple[Path, bool]:

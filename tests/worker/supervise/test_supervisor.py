@@ -151,6 +151,16 @@ class Harness:
 
         await wait_until(right, f"{expected} in the list")
 
+    async def until_spare(self, number: int = 1) -> int:
+        """Wait until the supervisor lists this spare, counted from 1, as one that can take over; return it."""
+        pid = (await self.journal.line("loaded", "spare", number=number)).pid
+
+        async def idle() -> bool:
+            return any(child.pid == pid and child.state == "idle" for child in (await self.info()).children)
+
+        await wait_until(idle, f"the spare {pid}")
+        return pid
+
     def alive(self) -> set[int]:
         return {one.pid for one in psutil.Process().children() if is_pretender(one)}
 
@@ -239,8 +249,7 @@ async def test_a_crash_after_progress_is_not_counted(harness: Harness) -> None:
 async def test_a_spare_takes_over_at_once_and_is_replaced(harness: Harness) -> None:
     harness.set_app_info(restart_delays=[1000.0])
     await harness.start(processes=1)
-    await harness.until_listed(worker_working=1, spare_idle=1)
-    [spare] = [line.pid for line in harness.journal.lines("loaded", "spare")]
+    spare = await harness.until_spare()
     harness.order(harness.ready()[0], "kill SIGKILL")
     assert await harness.until_ready(2) == spare
     await harness.journal.line("loaded", "spare", number=2)
@@ -272,10 +281,10 @@ async def until_delayed(delays: list[float], number: int) -> None:
 async def test_only_after_the_first_crash_a_spare_takes_over_at_once(harness: Harness, delays: list[float]) -> None:
     harness.set_app_info(restart_delays=[1000.0, 2000.0])
     await harness.start(processes=1)
-    await harness.until_listed(worker_working=1, spare_idle=1)
+    await harness.until_spare()
     harness.order(harness.ready()[0], "kill SIGKILL")
     second = await harness.until_ready(2)
-    await harness.until_listed(worker_working=1, spare_idle=1)
+    await harness.until_spare(2)
     harness.order(second, "kill SIGKILL")
     await until_delayed(delays, 2)
     assert delays == [0, 2000]
