@@ -7,6 +7,7 @@ process dies: charge_budget.lua, raise_budget.lua, ask_for_budget.lua.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,9 @@ from .definition import UNITS, budget_name, from_amount
 
 KEPT_MS: Final = 400 * 86_400_000
 """Milliseconds for which a ledger without a window is kept after its last charge; as long as an open wait."""
+
+MAX_LISTED: Final = 10_000
+"""Most ledgers of one list."""
 
 ASKER_LIFE: Final = 900.0
 """Seconds after which a task that waits for a budget must have looked again; else another one asks a person."""
@@ -197,19 +201,21 @@ class BudgetStore:
         found = await self._load(list(dict.fromkeys([task_id, *(use.ledger for use in inherited)])))
         return [ledger for ledger in found if ledger is not None]
 
-    async def list_named(self, name: str | None = None) -> list[Ledger]:
-        """Return the ledgers of named budgets, or of one, the last charged first."""
+    async def list_named(self, name: str | None = None, *, most: int = MAX_LISTED) -> list[Ledger]:
+        """Return the ledgers of named budgets, or of one, the last charged first. most: largest number."""
         keys = [self._namespace.ledger_index(at) for at in range(BUDGET_PARTITIONS)]
-        found = await self._gateway.pipeline_each([("ZRANGE", key, 0, -1) for key in keys])
-        ids: list[str] = []
+        found = await self._gateway.pipeline_each([("ZRANGE", key, 0, -1, "WITHSCORES") for key in keys])
+        listed: list[tuple[float, str]] = []
         for key, members in zip(keys, found, strict=True):
             if isinstance(members, Exception):
                 report_once(f"budgets are not listed: {key}: {members}")
                 continue
-            ids += [member.decode("utf-8", "replace") for member in members]
-        wanted = [one for one in ids if budget_name(one) and name in (None, budget_name(one))]
-        ledgers = [one for one in await self._load(wanted) if one is not None]
-        return sorted(ledgers, key=lambda one: (-one.at, one.ledger))
+            ids = [member.decode("utf-8", "replace") for member in members[::2]]
+            listed += zip(map(float, members[1::2]), ids, strict=True)
+        wanted = [(at, one) for at, one in listed if budget_name(one) and name in (None, budget_name(one))]
+        latest = [one for _, one in heapq.nlargest(most, wanted)]
+        ledgers = [ledger for ledger in await self._load(latest) if ledger is not None]
+        return sorted(ledgers, key=lambda ledger: (-ledger.at, ledger.ledger))
 
     async def _load(self, ledgers: Sequence[str]) -> list[Ledger | None]:
         if not ledgers:

@@ -16,6 +16,7 @@ import anyio.to_thread
 import typer
 from anyio.from_thread import BlockingPortal
 
+from ...queues.budgets.store import BudgetStore, Ledger
 from ...queues.catalog import CatalogTask
 from ...queues.inspection.junk_items import JunkItem, read_junk
 from ...queues.inspection.views import QueueStats, list_queues
@@ -42,6 +43,9 @@ app.command()(queue_pause.resume)
 
 _MAX_JUNK: Final = 10_000
 """Most items of one list of junk."""
+
+_LEDGERS: Final = 1_000
+"""Most keys of named budgets that one scrape reads, the last charged ones: each is a time series."""
 
 
 @app.callback()
@@ -122,12 +126,12 @@ async def metrics(
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 or :: for all interfaces.")
     ] = "127.0.0.1",
 ) -> None:
-    """Print Prometheus metrics of queues and limits; with --port, serve them.
+    """Print Prometheus metrics of queues, limits, budgets; with --port, serve them.
 
     The metrics are gauges: depth, in flight, due, dead letters, oldest age,
     settled tasks per second, drain time, workers; of limits what holds them,
-    what waits, and whether they let nothing start. They need the extra
-    "metrics": pip install 'perdure[metrics]'.
+    what waits, and whether they let nothing start; what was spent of named
+    budgets. They need the extra "metrics": pip install 'perdure[metrics]'.
 
     Example: perdure queue metrics --port 9464
     """
@@ -142,9 +146,9 @@ async def metrics(
         await _serve(producer, host, port, stops)
 
 
-async def _read_stats(producer: Producer) -> tuple[list[QueueStats], list[LimitStatus]]:
+async def _read_stats(producer: Producer) -> tuple[list[QueueStats], list[LimitStatus], list[Ledger]]:
     place = (producer.gateway, producer.namespace)
-    return await list_queues(*place), await list_limits(*place)
+    return await list_queues(*place), await list_limits(*place), await BudgetStore(*place).list_named(most=_LEDGERS)
 
 
 async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[signal.Signals]) -> None:
@@ -152,7 +156,7 @@ async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[
     serve, queue_registry = load("prometheus_client:start_http_server"), load(".queue_metrics:queue_registry")
     async with BlockingPortal() as portal:
 
-        def read() -> tuple[list[QueueStats], list[LimitStatus]]:
+        def read() -> tuple[list[QueueStats], list[LimitStatus], list[Ledger]]:
             return portal.call(_read_stats, producer)
 
         try:

@@ -1,20 +1,22 @@
-"""Prometheus metrics of queues and limits. Imported only by `perdure queue metrics`: needs the extra `metrics`."""
+"""Prometheus metrics of queues, limits and budgets, for `perdure queue metrics`. Needs the extra `metrics`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ...queues.budgets.definition import from_amount
+from ...queues.budgets.store import Ledger
 from ...queues.errors import QueueError
 from ...queues.inspection.views import QueueStats
 from ...queues.lanes import NORMAL
 from ...queues.limit_views import LimitStatus
 
-ReadStats = Callable[[], tuple[Sequence[QueueStats], Sequence[LimitStatus]]]
+ReadStats = Callable[[], tuple[Sequence[QueueStats], Sequence[LimitStatus], Sequence[Ledger]]]
 
 _LABELS: Final = ("namespace", "queue")
 
@@ -67,9 +69,18 @@ _LIMIT_GAUGES: Final[tuple[tuple[str, str, Callable[[LimitStatus], float]], ...]
 )
 """The same for limits."""
 
+_BUDGET_GAUGES: Final[tuple[tuple[str, str, Callable[[Ledger], Mapping[str, int]]], ...]] = (
+    ("perdure_budget_spent", "What was spent of a key of a named budget.", lambda ledger: ledger.spent),
+    ("perdure_budget_limit", "What may be spent of it, with raises.", lambda ledger: ledger.limits),
+)
+"""The same for budgets, by unit."""
+
 
 class _Queues(Collector):
-    """Collector that reads queues and limits at each scrape. If Redis is unavailable, it yields `perdure_up` only."""
+    """Collector that reads queues, limits and budgets at each scrape.
+
+    If Redis is unavailable, it yields `perdure_up` only.
+    """
 
     def __init__(self, namespace: str, read: ReadStats) -> None:
         self._namespace = namespace
@@ -78,7 +89,7 @@ class _Queues(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         up = "Whether Redis responds."
         try:
-            found_queues, limits = self._read()
+            found_queues, limits, ledgers = self._read()
             queues = [stats for stats in found_queues if stats.partitions or not stats.problem]
         except QueueError:
             yield GaugeMetricFamily("perdure_up", up, value=0)
@@ -103,13 +114,23 @@ class _Queues(Collector):
             for status in limits:
                 gauge.add_metric((self._namespace, status.name), value_of_limit(status))
             yield gauge
+        yield from self._budgets(ledgers)
+
+    def _budgets(self, ledgers: Sequence[Ledger]) -> Iterable[GaugeMetricFamily]:
+        for name, help_text, amounts_of in _BUDGET_GAUGES:
+            gauge = GaugeMetricFamily(name, help_text, labels=("namespace", "budget", "key", "unit"))
+            for ledger in ledgers:
+                key, amounts = ledger.ledger.partition(":")[2], amounts_of(ledger)
+                for unit in ledger.limits:
+                    gauge.add_metric((self._namespace, ledger.name, key, unit), from_amount(unit, amounts.get(unit, 0)))
+            yield gauge
 
 
 def queue_registry(namespace: str, read: ReadStats) -> CollectorRegistry:
     """Return a registry with these gauges only.
 
     Args:
-        read: Returns the current queues and limits; called at each scrape.
+        read: Returns the current queues, limits and ledgers of named budgets; called at each scrape.
     """
     registry = CollectorRegistry()
     registry.register(_Queues(namespace, read))

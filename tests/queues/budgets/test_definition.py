@@ -10,7 +10,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure import Budget
+from perdure import App, Budget, Context
 from perdure.queues.budgets.definition import (
     UNITS,
     TaskBudgets,
@@ -158,6 +158,20 @@ def test_the_catalog_lists_the_budgets_of_a_task() -> None:
     texts = ["100 tokens", "tenant by tenant: $5.00 per 1.0 days", "n by a function: 2 steps"]
     found: list[Any] = [listed[:3], listed, "x", None]
     assert [CatalogTask("work", "q", budgets=one).budget_texts for one in found] == [texts, [], [], []]
+
+
+def test_workers_publish_the_budgets_of_their_tasks() -> None:
+    app = App("shop")
+
+    @app.task(budget=[OWN, TENANT])
+    async def work(ctx: Context, tenant: str) -> None: ...
+
+    @app.task
+    async def other(ctx: Context) -> None: ...
+
+    published = {task["name"]: task["budgets"] for task in orjson.loads(app.tasks.entry("shop").data)["tasks"]}
+    texts = {name: CatalogTask(name, "shop", budgets=found).budget_texts for name, found in published.items()}
+    assert texts == {"other": [], "work": ["100 tokens", "tenant by tenant: $5.00 per 1.0 days"]}
 
 
 def test_a_key_may_be_made_by_a_function() -> None:

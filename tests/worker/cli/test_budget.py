@@ -126,3 +126,14 @@ async def test_the_budgets_of_a_task_are_shown_with_it(store: BudgetStore, setti
         assert [budget["ledger"] for budget in budgets] == [child.id, parent.id, ACME.ledger]
         await parent.cancel()
         await child.cancel()
+
+
+async def test_named_budgets_have_metrics(store: BudgetStore, namespace_name: str) -> None:
+    await store.charge([TASK, ACME], "a", {"usd": 1_250_000_000, "tokens": 250})
+    await store.charge([INIT], "b", {"usd": 1})
+    await store.raise_(ACME.ledger, {"usd": 10**9})
+    out = (await asyncio.to_thread(call, "queue", "metrics")).out
+    labels = f'{{budget="tenant",key="{ACME.ledger.partition(":")[2]}",namespace="{namespace_name}",unit="usd"}}'
+    assert f"perdure_budget_spent{labels} 1.25" in out
+    assert f"perdure_budget_limit{labels} 6.0" in out
+    assert out.count("perdure_budget_spent{") == 2, "units that it does not limit, and budgets of a task, have none"
