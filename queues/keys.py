@@ -89,7 +89,8 @@ on one server.
     {ns:~limits:0}:label:NAME:KEY string  workers             encrypted text of the key for people; TTL of a day
     {ns:~budgets:n}:ledger:ID     hash    workers, operators  what is spent of a budget; TTL of its window, else 400
                                                               days from the last charge, or like its task's record
-    {ns:~budgets:n}:charged:ID    zset    workers             nonces of its charges (score: ms); TTL of an hour
+    {ns:~budgets:n}:charged:ID    zset    workers             nonces of its charges (score: ms), at most 100,000;
+                                                              TTL of an hour
     {ns:~budgets:n}:asks:ID       zset    workers             tasks that wait for the budget (score: ms); TTL of 15 min
     {ns:~budgets:n}:ledgers       zset    workers             ids of named ledgers (score: ms of the last charge);
                                                               TTL of 400 days, renewed

@@ -6,8 +6,9 @@
 -- returns  number of the raises, ms at which the window ends ('' for ever), '1' if most of a limit is used and this call is to say
 --          so, then of each unit what is spent and by how much the limit was raised
 -- Atomic: a charge and its nonce. Idempotent: a nonce charges once, for an hour, which is longer than bytes are on their
--- way; a repeated call that follows a lost reply returns the same notice. A window begins with its first charge and ends
--- with the TTL of the ledger; the next one has another number. A look writes nothing.
+-- way, or until 100,000 later charges; a repeated call that follows a lost reply returns the same notice. A window begins
+-- with its first charge and ends with the TTL of the ledger, also if another app that shares it has no window; the next one
+-- has another number. A look writes nothing.
 local UNITS = {'tokens', 'usd', 'steps', 'seconds'}
 local function text(number)
   return string.format('%.0f', number)
@@ -20,7 +21,7 @@ local stored = redis.call('HMGET', KEYS[1], 'number', 'noticed', 'kept', 'spent_
 local known = redis.call('ZSCORE', KEYS[2], ARGV[2])
 redis.call('ZSCORE', KEYS[3], '')
 local function count(at)
-  return tonumber(stored[at] or '') or 0
+  return tonumber(string.match(stored[at] or '', '^%d+$')) or 0
 end
 -- numbers of windows are times, so that an answer about one window says nothing about the next
 local number = stored[1] and count(1) or (ARGV[3] ~= '' and ARGV[2] ~= '' and now or 0)
@@ -28,7 +29,7 @@ local charges = ARGV[2] ~= '' and not known
 local spent, raised, most = {}, {}, false
 for i = 1, 4 do
   local limit, amount = tonumber(ARGV[5 + 2 * i]), tonumber(ARGV[6 + 2 * i]) or 0
-  spent[i], raised[i] = count(3 + i) + (charges and amount or 0), count(7 + i)
+  spent[i], raised[i] = math.min(count(3 + i) + (charges and amount or 0), 9007199254740992), count(7 + i)
   if limit and spent[i] >= 0.8 * (limit + raised[i]) then
     most = true
   end
@@ -56,8 +57,8 @@ if charges then
   if ARGV[6] ~= '' then
     redis.call('HSET', KEYS[1], 'label', ARGV[6])
   end
-  if ARGV[3] == '' then
-    redis.call('PEXPIRE', KEYS[1], stored[3] or ARGV[4])
+  if ARGV[3] == '' and not stored[12] then
+    redis.call('PEXPIRE', KEYS[1], count(3) > 0 and stored[3] or ARGV[4])
   elseif not stored[12] then
     stored[12] = text(now + ARGV[3])
     redis.call('HSET', KEYS[1], 'ends', stored[12])
@@ -65,6 +66,7 @@ if charges then
   end
   redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. text(now - 3600000))
   redis.call('ZADD', KEYS[2], text(now), ARGV[2])
+  redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -100001)
   redis.call('PEXPIRE', KEYS[2], 3600000)
   if ARGV[5] == '1' then
     redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. text(now - ARGV[4]))

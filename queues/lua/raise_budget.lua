@@ -24,13 +24,15 @@ for i = 1, 4 do
   if ARGV[3] == '1' then
     if spent then
       local before = tonumber(redis.call('HGET', KEYS[1], 'total_' .. UNITS[i]) or '') or 0
-      redis.call('HSET', KEYS[1], 'total_' .. UNITS[i], string.format('%.0f', before + (tonumber(spent) or 0)))
+      redis.call('HSET', KEYS[1], 'total_' .. UNITS[i], string.format('%.0f',
+        math.min(before + (tonumber(spent) or 0), 9007199254740992)))
     end
     redis.call('HDEL', KEYS[1], 'spent_' .. UNITS[i], 'raised_' .. UNITS[i])
   end
   if ARGV[4 + i] ~= '' then
     local raised = tonumber(redis.call('HGET', KEYS[1], 'raised_' .. UNITS[i]) or '') or 0
-    redis.call('HSET', KEYS[1], 'raised_' .. UNITS[i], string.format('%.0f', raised + ARGV[4 + i]))
+    redis.call('HSET', KEYS[1], 'raised_' .. UNITS[i], string.format('%.0f',
+      math.min(raised + ARGV[4 + i], 9007199254740992)))
   end
 end
 redis.call('HDEL', KEYS[1], 'noticed', 'asker')

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from perdure.queues import Gateway, Namespace
 from perdure.queues.budgets.store import BudgetStore, Standing
-from perdure.queues.envelope import BudgetUse
+from perdure.queues.envelope import MAX_AMOUNT, BudgetUse
 from perdure.queues.errors import BudgetNotFound
 from perdure.queues.transport.scripts import queue_script
 
@@ -99,6 +100,76 @@ async def test_a_window_ends_and_the_next_one_has_another_number(gateway: Gatewa
     second = await charge(gateway, namespace, "c", use, usd=5)
     assert second.spent["usd"] == 5
     assert second.raises > first.raises
+
+
+async def test_a_window_that_has_begun_ends_also_if_others_have_none(gateway: Gateway, namespace: Namespace) -> None:
+    windowed = TENANT._replace(window_ms=60_000)
+    await charge(gateway, namespace, "a", usd=1, use=TENANT)
+    begun = await charge(gateway, namespace, "b", usd=1, use=windowed)
+    other = await charge(gateway, namespace, "c", usd=1, use=TENANT)
+    assert begun.ends_ms is not None
+    assert (other.ends_ms, other.spent["usd"]) == (begun.ends_ms, 3)
+    assert 0 < await gateway.command("PTTL", namespace.ledger(TENANT.ledger).ledger) <= 60_000
+
+
+async def test_amounts_stay_numbers_whatever_another_program_wrote(gateway: Gateway, namespace: Namespace) -> None:
+    store, key = BudgetStore(gateway, namespace), namespace.ledger("t1")
+    for nonce in "abc":
+        await charge(gateway, namespace, nonce, tokens=MAX_AMOUNT)
+        await store.raise_("t1", {"tokens": MAX_AMOUNT})
+    found = await charge(gateway, namespace, "")
+    assert (found.spent["tokens"], found.limits) == (MAX_AMOUNT, {"tokens": MAX_AMOUNT + 100})
+    await gateway.command(
+        "HSET", key.ledger, "spent_tokens", "nan", "kept", "soon", "raised_tokens", "-5", "number", "x"
+    )
+    found = await charge(gateway, namespace, "d", tokens=7)
+    assert (found.spent["tokens"], found.limits, found.raises) == (7, {"tokens": 100}, 0)
+    assert await gateway.command("PTTL", key.ledger) > 0
+    assert (await charge(gateway, namespace, "d", tokens=7)).spent["tokens"] == 7
+
+
+async def test_only_the_last_nonces_are_kept(gateway: Gateway, namespace: Namespace) -> None:
+    charged = namespace.ledger("t1").charged
+    seconds, _ = await gateway.command("TIME", node_of=charged)
+    for start in range(0, 100_000, 10_000):
+        pairs = [item for at in range(start, start + 10_000) for item in (int(seconds) * 1000, f"{at:06}")]
+        await gateway.command("ZADD", charged, *pairs)
+    await charge(gateway, namespace, "a", tokens=1)
+    assert await gateway.command("ZCARD", charged) == 100_000
+    assert (await charge(gateway, namespace, "a", tokens=1)).spent["tokens"] == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_any_order_of_calls_is_counted_as_a_reference_counts_it(
+    gateway: Gateway, namespace: Namespace, seed: int
+) -> None:
+    """Charges, some of which are repeated at any later time, raises and resets."""
+    chance, store = random.Random(seed), BudgetStore(gateway, namespace)
+    spent, total, raised, number = 0, 0, 0, 0
+    sent: dict[str, int] = {}
+    for at in range(120):
+        act = chance.choice(("charge", "charge", "again", "raise", "reset")) if sent else "charge"
+        if act == "charge":
+            sent[f"n{at}"] = amount = chance.randrange(1, 50)
+            spent += amount
+            await charge(gateway, namespace, f"n{at}", tokens=amount)
+        elif act == "again":
+            nonce = chance.choice(sorted(sent))
+            await charge(gateway, namespace, nonce, tokens=sent[nonce])
+        elif act == "raise":
+            raised += at + 1
+            number += 1
+            assert await store.raise_("t1", {"tokens": at + 1}, number=number - 1)
+            assert not await store.raise_("t1", {"tokens": at + 1}, number=number - 1)
+        else:
+            total, spent, raised, number = total + spent, 0, 0, number + 1
+            assert await store.reset("t1")
+        found = await charge(gateway, namespace, "")
+        assert (found.spent["tokens"], found.limits["tokens"], found.raises) == (spent, 100 + raised, number)
+    ledger = await store.load("t1")
+    assert ledger is not None
+    assert ledger.total.get("tokens", 0) == total
+    assert sum(sent.values()) == total + spent
 
 
 async def test_one_task_asks_until_it_is_gone_or_the_budget_is_raised(gateway: Gateway, namespace: Namespace) -> None:
