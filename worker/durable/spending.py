@@ -213,7 +213,7 @@ class RunSpending:
         self._notices.append(BudgetLow(budget=use.name, ledger=use.ledger, used=used))
         if run.host.notify is not None:
             data = {"budget": use.name, "ledger": use.ledger, "used": used}
-            data |= {"summary": f"most of {budget_text(use)} is used: {used}"}
+            data |= {"summary": f"most of budget {use.ledger} is used: {used}"}  # without its key, which is encrypted
             run.host.notify(run, "budget", data | {"remedy": f"perdure budget show {use.ledger}"})
 
     # for the runtime and for steps

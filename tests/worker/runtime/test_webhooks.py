@@ -15,11 +15,16 @@ from typing import Any
 import anyio
 import orjson
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
+from perdure import Agent, AgentState, App, Budget, Context, PlanStep, Retry, Settings, TaskFailed
 from perdure.queues.envelope import Envelope
 from perdure.queues.errors import ConfigurationError
 from perdure.queues.transport.backoff import Backoff
+from perdure.worker.durable import spending
+from perdure.worker.durable.run import Run
+from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.log import logger
+from perdure.worker.runtime.outcome import Park
+from perdure.worker.runtime.settler import Settler
 from perdure.worker.runtime.webhook_posting import WebhookEvent, WebhookLimits, WebhookQueue, WebhookTarget, sign
 from perdure.worker.settings import load_settings
 
@@ -396,6 +401,48 @@ async def test_waiting_for_a_person_is_reported_with_the_reply_command(settings:
         "may it go out?",
     )
     assert about["remedy"] == f"perdure task answer {handle.id} question JSON"
+
+
+@pytest.mark.integration
+async def test_a_budget_is_reported_at_80_percent_and_when_it_is_used_up_once(
+    settings: Settings, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that has asked is parked again after each look, and is posted once."""
+    monkeypatch.setattr(WaitBoard, "park_after", 0.01)
+    monkeypatch.setattr(spending, "_LOOK", 0.05)
+    parked = 0
+    park = Settler.settle
+
+    async def count(self: Settler, run: Run, outcome: Any, on_wait: Any) -> Any:
+        nonlocal parked
+        parked += isinstance(outcome, Park)
+        return await park(self, run, outcome, on_wait)
+
+    monkeypatch.setattr(Settler, "settle", count)
+
+    async with telling(settings, listener) as app:
+
+        @app.task(budget=Budget(tokens=100))
+        async def job(ctx: Context) -> int | None:
+            await ctx.spend(tokens=90)
+            return (await ctx.spend(tokens=10)).tokens
+
+        async with running_worker(app):
+            handle = await job.enqueue()
+            _, low = await listener.heard()
+            _, asking = await listener.heard()
+
+            async def again() -> bool:
+                return parked > 2
+
+            await wait_until(again, "it has looked again")
+            await handle.answer("budget", {"tokens": 1000})
+            assert await bounded(handle.result()) == 1000
+    assert (low["event"], low["ledger"], low["used"]) == ("budget", handle.id, "90 of 100 tokens")
+    assert low["remedy"] == f"perdure budget show {handle.id}"
+    assert (asking["event"], asking["on"]) == ("waiting", "operator")
+    assert asking["remedy"].startswith(f"perdure task answer {handle.id} ")
+    assert listener.taken.empty()
 
 
 @pytest.mark.integration
