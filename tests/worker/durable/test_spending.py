@@ -28,6 +28,7 @@ from perdure.queues.budgets.store import BudgetStore
 from perdure.queues.envelope import BudgetUse
 from perdure.queues.errors import ConfigurationError, Unavailable
 from perdure.testing import make_context
+from perdure.worker.durable.run import Run
 from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.errors import StepDefinitionError, TaskDefinitionError
 
@@ -282,6 +283,30 @@ async def test_a_budget_that_is_used_up_buries_the_task_before_its_next_step(app
     assert dead.attempts == 1
 
 
+@pytest.mark.parametrize(
+    ("budget", "used"),
+    [(Budget(steps=2, then="bury"), "2 of 2 steps"), (Budget(seconds=0.15, then="bury"), "of 150 ms")],
+)
+async def test_steps_and_time_are_used_up_by_themselves(app: App, budget: Budget, used: str) -> None:
+    ran: list[int] = []
+
+    async def take(number: int) -> None:
+        ran.append(number)
+        await asyncio.sleep(0.1)
+
+    @app.task(budget=budget)
+    async def work(ctx: Context) -> None:
+        for number in range(3):
+            await ctx.step("take", take, number)
+
+    handle = await work.enqueue()
+    await work_off(app)
+    dead = await letter(app, handle)
+    assert dead.reason == "budget"
+    assert used in dead.message
+    assert ran == [0, 1]
+
+
 async def test_a_replay_gives_a_task_its_own_budget_again(app: App) -> None:
     ran: list[str] = []
 
@@ -470,6 +495,28 @@ async def test_an_operator_raises_the_budget_in_place_of_an_answer(app: App) -> 
         await store_of(app).raise_(handle.id, {"tokens": 100}, number=None)
         assert await bounded(handle.result()) == 7
         assert await handle.waits() == []
+
+
+async def test_a_raise_between_the_look_and_the_park_wakes_the_task(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task is not parked yet when the budget is raised, so that raise wakes nothing."""
+    park, raised = Run.park, []
+
+    async def raise_first(self: Run, reason: Any, **grace: Any) -> Any:
+        if not raised:
+            raised.append(await store_of(app).raise_(self.id, {"tokens": 100}))
+        await park(self, reason, **grace)
+
+    monkeypatch.setattr(Run, "park", raise_first)
+
+    @app.task(budget=Budget(tokens=100))
+    async def work(ctx: Context) -> int:
+        await ctx.step("first", call, 100)
+        return await ctx.step("second", call, 7)
+
+    async with running_worker(app):
+        handle = await work.enqueue()
+        assert await bounded(handle.result()) == 7
+    assert raised == [True]
 
 
 async def test_one_of_the_tasks_that_share_a_budget_asks(app: App) -> None:
