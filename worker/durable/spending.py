@@ -372,7 +372,7 @@ class RunSpending:
         why = f"{budget_text(use)} is used up: {used_text(standing)}"
         if asks:
             wait = _wait_id(use, standing)
-            shown = {"budget": use.name or use.ledger, "used": used_text(standing), "raised": standing.raises}
+            shown = {"budget": use.name or use.ledger, "used": used_text(standing)}
             call = describe_wait(run, _NAME, BudgetDecision, who=_WHO, why=why, shows=shown)
             saved |= {"wait": wait, "shows": call.shows}
             until = standing.ends_ms
