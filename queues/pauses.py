@@ -165,7 +165,7 @@ class Pauses:
         return next((rule for rule in self.rules if rule.id == rule_id), None)
 
     def numbered(self, number: int) -> PauseRule | None:
-        """Return the rule with a number; None if there is none."""
+        """Return the rule with a number; None without it."""
         return next((rule for rule in self.rules if rule.number == number), None)
 
     @classmethod
@@ -232,7 +232,7 @@ class PauseStore:
     async def remove(self, rule: PauseRule) -> PauseRule | None:
         """Remove the rule with this queue, task and conditions, also if it cannot be read; return it as it was stored.
 
-        None if there is none. What it held is woken by `wake_paused`.
+        None without such a rule. What it held is woken by `wake_paused`.
         """
         removed = None
         for _ in range(_TRIES):
