@@ -10,6 +10,7 @@ import pytest
 from perdure import App, Context, Retry, State, TaskHandle
 from perdure.queues.argument_conditions import ArgumentCondition
 from perdure.queues.delivery.paused_tasks import wake_paused
+from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
 from perdure.queues.pauses import PauseRule, PauseStore, load_pauses
 from perdure.worker.runtime.maintenance.janitor import RUNNING
 from pydantic import SecretStr
@@ -219,6 +220,23 @@ async def test_conditions_compare_the_arguments(app: App, operator: Operator) ->
         assert ran == ["acme", "acme", "other"]
         await operator.resume(rule)
         await held_back.result(timeout=BOUND)
+
+
+async def test_conditions_compare_large_arguments(app: App, operator: Operator) -> None:
+    """They are stored in chunks."""
+
+    @app.task
+    async def report(ctx: Context, tenant: str, text: str) -> int:
+        return len(text)
+
+    large = "x" * 2 * DEFAULT_PAYLOAD_LIMIT
+    async with running_worker(app):
+        rule = await operator.pause(where=["tenant=acme"])
+        held_back = await report.enqueue("acme", large)
+        assert await (await report.enqueue("other", large)).result(timeout=BOUND) == len(large)
+        await is_parked(held_back)
+        await operator.resume(rule)
+        assert await held_back.result(timeout=BOUND) == len(large)
 
 
 async def test_a_secret_fulfils_no_condition(app: App, operator: Operator) -> None:
