@@ -35,6 +35,7 @@ from .instrumentation import (
 from .journal import SECOND
 from .limits import register_limits
 from .sessions import register_listener
+from .spending import register_spending
 from .streaming import register_streaming
 from .waiting import register_waiting
 
@@ -291,6 +292,7 @@ register_waiting(app)
 register_children(app)
 register_streaming(app)
 register_limits(app)
+register_spending(app)
 
 
 def _log_stalls() -> None:

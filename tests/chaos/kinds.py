@@ -15,9 +15,9 @@ PATIENT: Final = 50
 class Kind:
     """weight: relative frequency; 0 for what producers do not enqueue. attempts, crashes: limits of its retry policy.
     deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: its queue.
-    waits: whether it waits, or has children. streams: whether it emits. limits: whether it holds tokens of limits, for
-    a tenant. dropped: whether it is cancelled for want of one. planned: whether schedules enqueue it. cancelled: part
-    of its tasks that the producer cancels.
+    waits: whether it waits, or has children. streams: whether it emits. limits: whether it holds tokens of limits, or
+    spends, for a tenant. dropped: whether it is cancelled for want of one. planned: whether schedules enqueue it.
+    cancelled: part of its tasks that the producer cancels.
     """
 
     weight: int
@@ -88,6 +88,7 @@ KINDS: Final[dict[str, Kind]] = {
     "lone": Kind(4, limits=True, dropped=True),
     "latest": Kind(4, limits=True, dropped=True),
     "houses": Kind(4, limits=True, cancelled=0.15),
+    "buys": Kind(8, limits=True),
     "beats": Kind(0, planned=True),
     "pulse": Kind(0, planned=True),
     "nights": Kind(0, waits=True, streams=True, limits=True, planned=True),
@@ -100,7 +101,7 @@ KINDS: Final[dict[str, Kind]] = {
     "mute": Kind(0, succeeds=False, waits=True),
 }
 """Kinds by name. Those that wait, and their children, are in waiting.py and children.py, those that emit in
-streaming.py, those with limits in limits.py, those of schedules in planned.py."""
+streaming.py, those with limits in limits.py, those with a budget in spending.py, those of schedules in planned.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,18 @@ from .proxy import Proxy
 from .schedule import schedule
 from .server import DurableServer
 from .sessions import note_sessions, sessions_settled
+from .spending import note_purses
 from .ticker import Ticker
-from .versions import NoHistory, former_commit, knows_children, knows_limits, knows_schedules, knows_streams, unpack
+from .versions import (
+    NoHistory,
+    former_commit,
+    knows_budgets,
+    knows_children,
+    knows_limits,
+    knows_schedules,
+    knows_streams,
+    unpack,
+)
 
 __all__ = ["play"]
 
@@ -103,6 +113,7 @@ async def play(options: Options) -> None:
         await note_finals(producer, options.journal, journal)
         await note_sessions(producer, journal)
         await note_schedules(producer, journal)
+        await note_purses(producer, journal)
         journal.write("ends")
 
 
@@ -146,7 +157,9 @@ def _former(options: Options, stack: AsyncExitStack, journal: JournalWriter) -> 
         commit = options.previous or former_commit()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-former-")))
         former = unpack(commit, folder)
-        if not all(knows(former) for knows in (knows_children, knows_streams, knows_limits, knows_schedules)):
+        if not all(
+            knows(former) for knows in (knows_children, knows_streams, knows_limits, knows_schedules, knows_budgets)
+        ):
             raise NoHistory(f"commit {commit[:12]} has no waits, children, streams, limits or schedules")
         journal.write("versions", former=commit)
         return former

@@ -13,6 +13,7 @@ __all__ = [
     "ROOT",
     "NoHistory",
     "former_commit",
+    "knows_budgets",
     "knows_children",
     "knows_limits",
     "knows_schedules",
@@ -79,6 +80,11 @@ def knows_limits(folder: Path) -> bool:
 def knows_schedules(folder: Path) -> bool:
     """Return whether the version unpacked there has `app.schedule`."""
     return (folder / "perdure" / "queues" / "schedules").is_dir()
+
+
+def knows_budgets(folder: Path) -> bool:
+    """Return whether the version unpacked there has budgets of tasks."""
+    return (folder / "perdure" / "worker" / "durable" / "spending.py").is_file()
 
 
 def _git(*command: str) -> bytes:

@@ -131,6 +131,8 @@ class RunSpending:
         """Started steps that are not charged yet."""
         self._charged = RUNTIME.monotonic()
         """Time until which the time of the run is charged."""
+        self._token = RUNTIME.token(8)
+        """Part of the nonces of its charges: a run after lost data may have the fencing token of an earlier one."""
         self._number = 0
         self._open: dict[str, Mapping[str, int]] = {}
         """Charges that are not confirmed, by nonce."""
@@ -158,7 +160,7 @@ class RunSpending:
 
     def _put(self, amounts: Mapping[str, int]) -> None:
         """Add a charge of these amounts, and of the steps and the time that are not charged yet."""
-        now, run = RUNTIME.monotonic(), self._run
+        now = RUNTIME.monotonic()
         given = dict(amounts)
         milliseconds = int((now - self._charged) * 1000)
         if milliseconds > 0:
@@ -168,9 +170,7 @@ class RunSpending:
             given["steps"], self._steps = self._steps, 0
         if given:
             self._number += 1
-            delivery = run.delivery
-            place = f"{run.id} {delivery.entry.decode()} {delivery.worker} {delivery.count} {self._number}"
-            self._open[digest_of(place.encode())] = given
+            self._open[f"{self._token}.{self._number}"] = given
 
     async def _confirm(self) -> None:
         """Send the charges that no call sends now; one whose call was cancelled may be stored, and counts once."""

@@ -22,6 +22,7 @@ from .saved import check_saved
 from .schedules import check_schedules
 from .sessions import check_sessions
 from .settings import check_settings
+from .spending import check_spending
 from .states import check_states
 from .streams import check_streams
 
@@ -49,5 +50,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_streams,
     check_limits,
     check_schedules,
+    check_spending,
 )
 """All rules, in the order of the report."""
