@@ -289,7 +289,7 @@ async def scan_letters(
 
     Args:
         shown: See `list_letters`.
-        after: Position after which the scan goes on, the oldest letters first.
+        after: Position after which the scan continues, the oldest letters first.
 
     Raises:
         ValueError: The position is not one of a scan.

@@ -1,4 +1,4 @@
-"""Compared writes: changes of a hash that succeed only if nobody has changed it since it was read.
+"""Compared writes: changes of a hash that succeed only if no other caller has changed it since it was read.
 
 A hash that is changed so has a field `revision`, which each change raises. It may have an entry in the index of its
 kind: a sorted set in the same hash slot.

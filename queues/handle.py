@@ -730,7 +730,7 @@ class Replacement(NamedTuple):
 
 
 class TaskScope(NamedTuple):
-    """What a job cancels: compared with the task at the moment of the act.
+    """Scope of a job that cancels: compared with the task at the moment of the act.
 
     states: any of them; empty for all. until: latest time of enqueueing in milliseconds, None for any. unstarted:
     whether a task that a worker has started is left alone.

@@ -29,7 +29,7 @@ from .transport.scripts import milliseconds, pairs
 from .wording import iso_time
 
 Act = Literal["cancel", "purge", "dlq-replay", "dlq-purge"]
-"""What a job does: cancel tasks, cancel those that have not started, replay dead letters, delete them."""
+"""Act of a job: cancel tasks, cancel those that have not started, replay dead letters, delete them."""
 
 ACTS: Final[tuple[Act, ...]] = ("cancel", "purge", "dlq-replay", "dlq-purge")
 
@@ -69,7 +69,7 @@ class JobFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What a job is about.
+    """Plan of a job: its filter and options.
 
     Attributes:
         queue: Only tasks of this queue; None for all queues.
@@ -93,7 +93,7 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """What a job has counted.
+    """Numbers that a job has counted.
 
     Attributes:
         read: Tasks that it has looked at.
@@ -180,13 +180,13 @@ class StoredJob:
 
     @property
     def runner(self) -> str | None:
-        """The process that runs it now; None if nobody does."""
+        """The process that runs it now; None without one."""
         held = self.running and self.number("until") > self.now
         return self.text("runner") or None if held else None
 
     @property
     def position(self) -> str | None:
-        """Where it goes on; None at the start."""
+        """Position at which it continues; None at the start."""
         return self.text("position") or None
 
     @property
@@ -266,7 +266,7 @@ class JobStore:
         return found
 
     async def find(self, name: str) -> StoredJob:
-        """Return a job. Raises `JobError` if there is none."""
+        """Return a job. Raises `JobError` if there is no job of this name."""
         found = await self.read(name)
         if not found.exists:
             raise JobError(f"there is no job {name!r}; 'perdure job list' lists them")
@@ -288,7 +288,7 @@ class JobStore:
             return []
 
     async def open_names(self) -> tuple[list[str], int | None]:
-        """Return the jobs that nobody runs now, and the milliseconds until the next look; None without open jobs."""
+        """Return the jobs that no process runs, and the milliseconds until the next look; None without open jobs."""
         now = milliseconds(await self._gateway.command("TIME", node_of=self._namespace.jobs))
         found = await self._members("ZRANGEBYSCORE", self._namespace.jobs, 0, "+inf", "WITHSCORES", "LIMIT", 0, 100)
         looks = [(name.decode("utf-8", "replace"), float(at)) for name, at in zip(found[::2], found[1::2], strict=True)]
@@ -390,7 +390,7 @@ class JobStore:
         await self._members("ZREMRANGEBYSCORE", self._namespace.jobs, -(now - JOB_TTL_MS), "(0")
 
     async def take(self, name: str, runner: str) -> StoredJob | None:
-        """Take a job that nobody runs, under a lease; return it, None if it has ended or another process runs it."""
+        """Take a job that no process runs, under a lease; return it, None if it has ended or another one runs it."""
         for _ in range(_TRIES):
             read = await self.read(name)
             if not read.exists:

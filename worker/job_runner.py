@@ -59,8 +59,8 @@ UNSTARTED: Final = frozenset((State.QUEUED, State.SCHEDULED, State.LIMITED))
 """States of tasks that a purge of a queue cancels, if no worker has started them."""
 
 
-class Outcome(NamedTuple):
-    """What became of one task.
+class JobResult(NamedTuple):
+    """Result of a job for one task.
 
     kind: as it is counted. what: the state of the task, or the reason.
     """
@@ -83,7 +83,7 @@ class _Page(Generic[T]):
 
 
 class JobAct(ABC, Generic[T]):
-    """What a job does, on which tasks."""
+    """Act of a job, and the tasks on which it acts."""
 
     @abstractmethod
     async def total(self) -> int:
@@ -94,7 +94,7 @@ class JobAct(ABC, Generic[T]):
         """Yield pages of at most so many tasks."""
 
     @abstractmethod
-    async def act(self, item: T) -> Outcome:
+    async def act(self, item: T) -> JobResult:
         """Act on one task. Raises `QueueError`."""
 
     async def preview(self) -> AsyncIterator[T]:
@@ -131,14 +131,14 @@ class CancelAct(JobAct[Record]):
                 return
             position = page.cursor
 
-    async def act(self, item: Record) -> Outcome:
+    async def act(self, item: Record) -> JobResult:
         partition = self._producer.namespace.partition(item.queue, item.partition)
         answer = await cancel_within(
             self._producer.gateway, partition, item.id, self._scope, retention=self._producer.result_ttl
         )
         done = answer in (b"cancelled", b"requested", b"deferred")
         what = {"missing": "its record has expired", "other": "it has changed"}.get(answer.decode(), answer.decode())
-        return Outcome(item.id, item.queue, item.task, "done" if done else "skipped", what)
+        return JobResult(item.id, item.queue, item.task, "done" if done else "skipped", what)
 
 
 class LetterAct(JobAct[DeadLetter]):
@@ -178,17 +178,19 @@ class LetterAct(JobAct[DeadLetter]):
                 found, unreadable, read = [], [], 0
         yield _Page(found, None, read, unreadable)
 
-    async def act(self, item: DeadLetter) -> Outcome:
+    async def act(self, item: DeadLetter) -> JobResult:
         gateway = self._producer.gateway
         if self._how is None:
             done, what = await purge(gateway, item), "purged"
         elif item.reason == DAMAGED:
             reason = f"{item.message}; 'perdure dlq purge {item.id}' deletes it"
-            return Outcome(item.id, item.partition.queue, item.task, "failed", reason)
+            return JobResult(item.id, item.partition.queue, item.task, "failed", reason)
         else:
             done, what = await replay(gateway, item, self._how), "replayed"
         gone = "another command had replayed or purged it"
-        return Outcome(item.id, item.partition.queue, item.task, "done" if done else "skipped", what if done else gone)
+        return JobResult(
+            item.id, item.partition.queue, item.task, "done" if done else "skipped", what if done else gone
+        )
 
 
 def job_act(producer: Producer, act: str, plan: JobPlan) -> JobAct[Any]:
@@ -246,7 +248,7 @@ class JobRunner:
         self._uncounted = JobCounts()
         self._renewed = 0.0
 
-    async def run(self, name: str) -> AsyncIterator[Outcome]:
+    async def run(self, name: str) -> AsyncIterator[JobResult]:
         """Run a job until it ends, or another process has it; yield what becomes of each task.
 
         If this is cut off, the lease is given up, so that a worker continues at once.
@@ -283,7 +285,7 @@ class JobRunner:
             await self._store.note(job.name, self.id, job.counts.plus(done=self._uncounted.done).change())
             await self._store.release(job.name, self.id, problem=problem, again=again)
 
-    async def _work(self, job: StoredJob, act: JobAct[Any]) -> AsyncIterator[Outcome]:
+    async def _work(self, job: StoredJob, act: JobAct[Any]) -> AsyncIterator[JobResult]:
         if job.total is None and not await self._note(job, {"total": await act.total(), "problem": ""}):
             return
         pace = _Pace(job.rate)
@@ -302,7 +304,7 @@ class JobRunner:
             if not await self._note(job, {"position": page.position or ""}, ended="done" if last else None):
                 return
 
-    async def _act(self, act: JobAct[Any], batch: Sequence[Any]) -> list[Outcome]:
+    async def _act(self, act: JobAct[Any], batch: Sequence[Any]) -> list[JobResult]:
         if self._before is not None:
             for item in batch:
                 await self._before(item)
@@ -341,16 +343,16 @@ class JobRunner:
     def _count(self, *, read: int = 0) -> None:
         self._uncounted = self._uncounted.plus(read=read)
 
-    def _counted(self, outcome: Outcome) -> Outcome:
+    def _counted(self, outcome: JobResult) -> JobResult:
         failed = [JobFailure(outcome.task_id, outcome.queue, outcome.what)] if outcome.kind == "failed" else []
         done, skipped = outcome.kind == "done", outcome.kind == "skipped"
         self._uncounted = self._uncounted.plus(done=done, skipped=skipped, failures=failed, failed=len(failed))
         return outcome
 
 
-def _outcome_of(item: Any, reply: Outcome | BaseException) -> Outcome:
+def _outcome_of(item: Any, reply: JobResult | BaseException) -> JobResult:
     """Return what an act has returned, or its failure. Raises errors that concern all tasks."""
-    if isinstance(reply, Outcome):
+    if isinstance(reply, JobResult):
         return reply
     denied = isinstance(reply, Refused) and is_denied(reply)
     if denied or isinstance(reply, Unavailable) or not isinstance(reply, Exception):
@@ -358,9 +360,9 @@ def _outcome_of(item: Any, reply: Outcome | BaseException) -> Outcome:
     return _failed(item, str(reply) if isinstance(reply, PerdureError) else f"{type(reply).__name__}: {reply}")
 
 
-def _failed(item: Record | DeadLetter, reason: str) -> Outcome:
+def _failed(item: Record | DeadLetter, reason: str) -> JobResult:
     queue = item.queue if isinstance(item, Record) else item.partition.queue
-    return Outcome(item.id, queue, item.task, "failed", reason)
+    return JobResult(item.id, queue, item.task, "failed", reason)
 
 
 class _Pace:

@@ -11,7 +11,7 @@
 --       in which it is cancelled, as `queued,waiting`, '' for any, and the latest time of enqueueing in ms, '' for any. The
 --       caller names the last key only if it is parked there
 -- returns  'missing', 'requested', 'deferred' (a worker cancels it), 'cancelled', the terminal state that the task has
---          already, 'started' (left alone), 'other' (its state is none of these, or it was enqueued later), or 'changed':
+--          already, 'started' (left alone), 'other' (it has another state, or was enqueued later), or 'changed':
 --          the record is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between; so the state that a job asks for
 -- is that of the moment of the act, whatever its caller has read before. Before the first worker comes,

@@ -19,7 +19,7 @@ from perdure.queues.records import read_tasks
 from perdure.queues.task_filter import TaskFilter
 from perdure.queues.transport.scripts import queue_script
 from perdure.worker import job_runner
-from perdure.worker.job_runner import JobRunner, Outcome
+from perdure.worker.job_runner import JobResult, JobRunner
 from pydantic import SecretStr
 
 from tests.conformance.test_bury_and_replay import bury_as
@@ -79,7 +79,7 @@ async def bury_all(gateway: Gateway, partition: Partition, reasons: Sequence[Rea
         await bury_as(gateway, delivery, task_id, reason=reason)
 
 
-async def run(runner: JobRunner, name: str = "job") -> list[Outcome]:
+async def run(runner: JobRunner, name: str = "job") -> list[JobResult]:
     return [outcome async for outcome in runner.run(name)]
 
 
@@ -335,7 +335,7 @@ async def test_jobs_replay_with_merged_arguments_and_purge(
     assert [letter.id async for letter in list_letters(gateway, [partition], Filter())] == []
 
 
-async def test_a_replay_goes_on_after_its_position_in_the_order_of_all_partitions(
+async def test_a_replay_continues_after_its_position_in_the_order_of_all_partitions(
     gateway: Gateway, partition: Partition, producer: Producer, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = await enqueue(producer, 5)

@@ -61,7 +61,7 @@ def _share(stored: StoredJob) -> str | None:
 
 
 def _state(stored: StoredJob) -> str:
-    """Return the state, and that nobody runs an open job now."""
+    """Return the state, and that no process runs an open job now."""
     return "waiting" if stored.running and stored.runner is None else stored.state
 
 
@@ -166,7 +166,7 @@ _PATIENCE: Final = 10.0
 @app.command()
 @connected
 async def run(producer: Producer, name: JobName) -> AsyncIterator[Output]:
-    """Continue a job that nobody runs, and print the ids of its tasks.
+    """Continue a job that no process runs, and print the ids of its tasks.
 
     Workers do so by themselves within seconds. Use it if no worker runs, or
     if their user has not the rights.

@@ -445,7 +445,7 @@ class Worker:
         self._jobs.set()
 
     async def _run_jobs(self) -> None:
-        """Run jobs that nobody runs; without open ones, wait for a registration that finds some."""
+        """Run jobs that no process runs; without open ones, wait for a registration that finds some."""
         while True:
             await self._jobs.wait()
             self._jobs = anyio.Event()

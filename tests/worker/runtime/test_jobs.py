@@ -1,4 +1,4 @@
-"""Jobs with workers: a worker runs what nobody runs, also after the command that made it was killed."""
+"""Jobs with workers: a worker runs those that no process runs, also after the command that made it was killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def ended(store: JobStore, name: str = "job") -> StoredJob:
     return await store.read(name)
 
 
-async def test_a_worker_runs_a_job_that_nobody_runs(settings: Settings) -> None:
+async def test_a_worker_runs_a_job_that_no_process_runs(settings: Settings) -> None:
     app = make_app(settings)
     async with app:
         tasks = await app.producer.enqueue_many("other", [{} for _ in range(3)], queue="backlog")
@@ -88,7 +88,7 @@ async def test_a_worker_notes_why_it_cannot_run_a_job(settings: Settings, log: l
         await store.abort("job")
 
 
-def test_a_command_that_nobody_waits_for_leaves_the_job_to_workers(environment: None) -> None:
+def test_a_detached_command_leaves_the_job_to_workers(environment: None) -> None:
     call("enqueue", "other", "--queue", "backlog", "--args", "{}")
     answer = call("queue", "purge", "backlog", "--yes", "--detach", "--job", "later")
     assert (answer.code, answer.out) == (0, "later\n")

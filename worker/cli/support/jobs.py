@@ -20,7 +20,7 @@ from ....queues.records import State
 from ....queues.runtime import RUNTIME
 from ....queues.task_filter import TaskFilter, is_secret
 from ...defined_secrets import defined_secrets
-from ...job_runner import CancelAct, JobRunner, Outcome
+from ...job_runner import CancelAct, JobResult, JobRunner
 from .connection import known_partitions, redis_now
 from .errors import Failed, Misuse
 from .options import (
@@ -212,7 +212,7 @@ def command_runner(producer: Producer) -> JobRunner:
 
 
 async def whose_turn(producer: Producer, name: str) -> str:
-    """Return who continues a job that nobody runs now."""
+    """Return who continues a job that no process runs now."""
     try:
         workers = await list_workers(producer.gateway, producer.namespace)
         alive = any(not worker.presumed_dead for worker in workers)
@@ -278,7 +278,7 @@ def failure_of(job: StoredJob) -> Failed | None:
     return Failed(f"job {job.name} did not end") if job.state == "aborted" else None
 
 
-def _outcome(outcome: Outcome, words: Words) -> Output:
+def _outcome(outcome: JobResult, words: Words) -> Output:
     kinds = {"done": words.done, "skipped": "left alone", "failed": "failed"}
     data = {"id": outcome.task_id, "outcome": kinds[outcome.kind], "task": outcome.task, "queue": outcome.queue}
     if outcome.kind != "done":

@@ -1,4 +1,4 @@
-"""The duty of a worker to run jobs that nobody runs: those of a command that has gone, or has not waited for them."""
+"""The duty of a worker to run jobs that no process runs: those of a command that has gone, or did not wait."""
 
 from __future__ import annotations
 
