@@ -102,13 +102,13 @@ async def test_a_window_ends_and_the_next_one_has_another_number(gateway: Gatewa
     assert second.raises > first.raises
 
 
-async def test_a_window_that_has_begun_ends_also_if_others_have_none(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_window_that_has_started_ends_also_if_others_have_none(gateway: Gateway, namespace: Namespace) -> None:
     windowed = TENANT._replace(window_ms=60_000)
     await charge(gateway, namespace, "a", usd=1, use=TENANT)
-    begun = await charge(gateway, namespace, "b", usd=1, use=windowed)
+    started = await charge(gateway, namespace, "b", usd=1, use=windowed)
     other = await charge(gateway, namespace, "c", usd=1, use=TENANT)
-    assert begun.ends_ms is not None
-    assert (other.ends_ms, other.spent["usd"]) == (begun.ends_ms, 3)
+    assert started.ends_ms is not None
+    assert (other.ends_ms, other.spent["usd"]) == (started.ends_ms, 3)
     assert 0 < await gateway.command("PTTL", namespace.ledger(TENANT.ledger).ledger) <= 60_000
 
 
