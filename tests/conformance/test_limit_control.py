@@ -119,7 +119,10 @@ async def test_a_breaker_that_opens_again_and_again_is_noted_once(gateway: Gatew
     ]
 
 
-async def test_what_another_program_put_under_the_keys_is_moved_away(gateway: Gateway, namespace: Namespace) -> None:
+async def test_what_another_program_put_under_the_keys_is_moved_away(
+    gateway: Gateway, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "patience", 0.0)  # no other process moves them first
     keys = namespace.limits
     for key in (keys.control("openai"), keys.limit("openai"), keys.audit):
         await gateway.command("SET", key, "foreign", "PX", 60_000)
