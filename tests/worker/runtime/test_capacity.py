@@ -214,7 +214,7 @@ def consuming(report: Report) -> tuple[bool, str]:
 
 
 @pytest.mark.integration
-@pytest.mark.app("shop", memory_limit=1 << 40)
+@pytest.mark.app("shop", memory_limit=1 << 40, heartbeat=0.2)
 async def test_a_worker_without_memory_finishes_its_tasks_and_reads_no_more(app: App, log: list[str]) -> None:
     begun, end = asyncio.Event(), asyncio.Event()
 
@@ -293,7 +293,7 @@ async def test_a_worker_whose_loop_lags_fills_fewer_slots(app: App) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.app("shop", memory_limit=MIB)
+@pytest.mark.app("shop", memory_limit=MIB, heartbeat=0.2)
 async def test_a_worker_that_starts_without_memory_runs_tasks_one_by_one(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
