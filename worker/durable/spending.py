@@ -400,7 +400,8 @@ class RunSpending:
             with suppress(BudgetNotFound):  # its window has ended
                 await self._repeat(act)
             await self._end_wait(use, answer)
-        else:
+        else:  # the wait stays open: a run that is cut off before the burial finds the answer again
+            await run.log_event(Answered(wait=wait, by=answer.by, value=answer.value))
             await run.exhaust(BudgetExceeded(budget_text(use), use.ledger, used_text(standing), answer.by or _WHO))
 
     async def _end_wait(self, use: BudgetUse, answer: Answer | None = None) -> None:

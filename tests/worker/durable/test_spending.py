@@ -462,6 +462,9 @@ async def test_a_person_denies(app: App) -> None:
         dead = await letter(app, handle)
     assert (dead.reason, dead.attempts) == ("budget", 1)
     assert "ada refused to raise it" in dead.message
+    logged = [(event.type, event.data.get("value")) for event in await history(handle)]
+    assert ("answered", "deny") in logged
+    assert "left_promises" not in [kind for kind, _ in logged]
 
 
 async def test_a_void_answer_is_dropped(app: App) -> None:
