@@ -254,7 +254,19 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings, tmp
             await check("limit", "show", "loud", *json)
             await charge_loudly(app)
             await check("queue", "purge", "noisy", "--task", HOSTILE, "--yes", *json, said=False)
-            loud_job = ("--why", HOSTILE, "--by", HOSTILE, "--error", HOSTILE, "--job", "loud", "--detach")
+            loud_job = (
+                "--why",
+                HOSTILE,
+                "--by",
+                HOSTILE,
+                "--error",
+                HOSTILE,
+                "--key",
+                "none",
+                "--job",
+                "loud",
+                "--detach",
+            )
             await check("dlq", "replay", "--all", *loud_job, *json, said=bool(json))
             await check("job", "list", *json)
             await check("job", "show", "loud", *json)
