@@ -42,11 +42,16 @@ if ARGV[14] ~= '' and state ~= 'limited' then
   return 'started'
 end
 if unstarted then
-  local of_runs = redis.call('HMGET', KEYS[2], 'worker', 'settled', 'returned', 'attempts', 'crashes', 'replays')
-  for i = 1, 6 do
+  local of_runs = redis.call('HMGET', KEYS[2], 'returned', 'attempts', 'crashes', 'replays', 'worker', 'settled', 'wakes')
+  -- a worker may have put it there before its handler ran, for its limits or for a pause: then nothing is recorded
+  local held = state == 'limited' or string.sub(of_runs[7] or '', 1, 6) == 'pause:'
+  for i = 1, held and 4 or 6 do
     if of_runs[i] and of_runs[i] ~= '0' then
       return 'started'
     end
+  end
+  if held and redis.call('EXISTS', KEYS[3]) == 1 then
+    return 'started'
   end
 end
 local cleanup = redis.call('HEXISTS', KEYS[3], 's:#on_end') == 1

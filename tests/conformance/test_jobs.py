@@ -12,6 +12,9 @@ from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.policy import Reason
 from perdure.queues import Gateway, Namespace, Partition, Producer, State
 from perdure.queues.argument_conditions import ArgumentCondition
+from perdure.queues.delivery.checkpoint import Entry, Kind, write_entries
+from perdure.queues.delivery.paused_tasks import await_resume
+from perdure.queues.delivery.settlement import Counters
 from perdure.queues.errors import JobError, WrongType
 from perdure.queues.handle import TaskScope, cancel_within
 from perdure.queues.jobs import JOB_TTL_MS, Act, JobCounts, JobFailure, JobPlan, JobStore, StoredJob
@@ -310,6 +313,21 @@ async def test_a_scope_is_compared_with_the_task_at_the_moment_of_the_act(
     assert await attempt(free, TaskScope(unstarted, unstarted=True)) == b"cancelled"
     assert await attempt(held, TaskScope(frozenset((State.RUNNING,)))) == b"requested"
     assert await attempt("none", TaskScope(unstarted)) == b"missing"
+
+
+async def test_a_purge_takes_tasks_that_a_pause_holds_unless_a_run_has_recorded_something(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    scope = TaskScope(frozenset((State.QUEUED, State.SCHEDULED, State.LIMITED)), unstarted=True)
+    holder = await worker(gateway, partition)
+    for task_id, attempts in (("new", 0), ("tried", 1), ("began", 0)):
+        await producer.enqueue("t", task_id=task_id, queue="default")
+        delivery = await read_one(holder)
+        if task_id == "began":
+            await write_entries(gateway, delivery, task_id, [Entry(Kind.DONE, "a", b"1")], first=1)
+        await await_resume(gateway, delivery, task_id, 7, Counters(attempts=attempts))
+        expected = b"cancelled" if task_id == "new" else b"started"
+        assert await cancel_within(gateway, partition, task_id, scope, retention=RETENTION) == expected, task_id
 
 
 async def test_jobs_replay_with_merged_arguments_and_purge(

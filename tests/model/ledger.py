@@ -1196,10 +1196,11 @@ class Ledger:
     def _has_started(self, task: str) -> bool:
         record = self.at.record(task)
         pending = self.pending.get(self.held.get(record, "entry") or b"")
-        names = ("worker", "settled", "returned", "attempts", "crashes", "replays")
-        return any((self.held.get(record, name) or b"0") != b"0" for name in names) or (
-            pending is not None and pending.count > 0
-        )
+        names = ("returned", "attempts", "crashes", "replays", "worker", "settled")
+        held = self.state(task) == b"limited" or (self.held.get(record, "wakes") or b"").startswith(b"pause:")
+        touched = any((self.held.get(record, name) or b"0") != b"0" for name in names[: 4 if held else 6])
+        recorded = held and self.held.exists(self.at.steps(task))
+        return touched or recorded or (pending is not None and pending.count > 0)
 
     def _shown_state(self, task: str) -> str:
         """Return the state of a queued or scheduled task as callers see it."""
