@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -248,7 +248,7 @@ class JobRunner:
         self._uncounted = JobCounts()
         self._renewed = 0.0
 
-    async def run(self, name: str) -> AsyncIterator[JobResult]:
+    async def run(self, name: str) -> AsyncGenerator[JobResult, None]:
         """Run a job until it ends, or another process has it; yield what becomes of each task.
 
         If this is cut off, the lease is given up, so that a worker continues at once.

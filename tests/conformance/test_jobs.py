@@ -19,6 +19,7 @@ from perdure.queues.errors import JobError, WrongType
 from perdure.queues.handle import TaskScope, cancel_within
 from perdure.queues.jobs import JOB_TTL_MS, Act, JobCounts, JobFailure, JobPlan, JobStore, StoredJob
 from perdure.queues.records import read_tasks
+from perdure.queues.runtime import RUNTIME
 from perdure.queues.task_filter import TaskFilter
 from perdure.queues.transport.scripts import queue_script
 from perdure.worker import job_runner
@@ -249,7 +250,7 @@ async def test_an_aborted_job_stops_after_the_page_in_hand(
     tasks = await enqueue(producer, 6)
     await create(store)
     runner = JobRunner(producer, "w")
-    outcomes = []
+    outcomes: list[JobResult] = []
     async for outcome in runner.run("job"):
         if not outcomes:
             await store.abort("job", by="bob")
@@ -431,7 +432,7 @@ async def test_values_of_another_type_make_way(
 def test_the_rate_paces_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(job_runner, "PAGE", 200)
-    monkeypatch.setattr(job_runner.RUNTIME, "monotonic", lambda: now)
+    monkeypatch.setattr(RUNTIME, "monotonic", lambda: now)
     slow = job_runner._Pace(0.5)
     assert (slow.page, slow.batch) == (1, 1)
     assert [slow.seconds_until(1) for _ in range(3)] == [0.0, 2.0, 4.0]

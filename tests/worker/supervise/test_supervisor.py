@@ -671,11 +671,10 @@ async def test_a_request_that_arrives_with_the_first_messages_of_a_child_is_not_
 
 async def test_each_failed_start_of_a_quarantine_child_takes_the_next_delay() -> None:
     tried: list[int] = []
+    delays: list[int] = []
 
     async def spawn() -> None:
         tried.append(delays[-1])
-
-    delays: list[int] = []
 
     def delay(failures: int) -> float:
         delays.append(failures)
