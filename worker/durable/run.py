@@ -65,9 +65,11 @@ class Spending(Protocol):
 
     async def spend(self, spent: Spent, *, in_step: bool) -> BudgetLeft:
         """Charge what a call has cost."""
+        ...
 
     async def left_now(self) -> BudgetLeft:
         """Return what is left of the budgets now."""
+        ...
 
     async def leave(self, *, lost: bool) -> None:
         """Charge what is not charged yet, when the handler has ended. lost: the lease is."""
