@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, ParamSpec, Protoco
 
 import orjson
 
+from ...deadletter.policy import Reason
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.delivery.settlement import WakeCondition
@@ -308,7 +309,10 @@ async def join(run: Run, child: Any) -> Any:
         run.touch()
         children.groups.discard(group)
         data = await read_step_result(run, key, StepRecord.decode(recorded).result)
-    return _value(orjson.loads(data), child.decode)
+    stored = orjson.loads(data)
+    if isinstance(stored, dict):
+        await _look_at_budgets(run, stored["why"])
+    return _value(stored, child.decode)
 
 
 async def _record_join(run: Run, key: str, child: TaskHandle[Any], group: str, open_key: str) -> bytes:
@@ -404,6 +408,7 @@ async def _gathered(run: Run, call: GroupCall, items: Any, limit: int | None, er
         await _join_all(run, group, errors)
     run.touch()
     if isinstance(group.results, dict):
+        await _look_at_budgets(run, group.results["why"])
         raise _failure(group.results)
     return group.results or []
 
@@ -427,6 +432,7 @@ async def as_completed(run: Run, task: Any, items: Any, limit: int | None, error
             number = group.plan.number_of(outcome.child)
             if outcome.state is not ChildEnd.SUCCEEDED and errors != "keep":
                 await _cancel_open(run, group.place)
+                await _look_at_budgets(run, outcome.reason)
             run.touch()
             yield _value(_stored(outcome, number), call.task.decode, keep=errors == "keep")
             await check_call(run, COMPLETED, own=True)
@@ -708,6 +714,8 @@ def _inherited(run: Run, task: str) -> tuple[dict[str, str], dict[str, Any]]:
         )
     headers: dict[str, str] = {name: own.headers[name] for name in TRACE_HEADERS if name in own.headers}
     budgets = own.budgets if run.spending is None else run.spending.uses
+    # only the parent hands off, with its own arguments: it does so when a child of it was buried for its budget
+    budgets = tuple(use._replace(then="bury", to=None) if use.then == "hand_off" else use for use in budgets)
     fields = {"parent": run.id, "depth": own.depth + 1, "tenant": own.tenant, "budgets": budgets}
     return headers, fields
 
@@ -927,6 +935,12 @@ def _value(stored: Any, decode: Callable[[bytes], Any], *, keep: bool = False) -
             return error
         raise error
     return decode(stored.encode())
+
+
+async def _look_at_budgets(run: Run, reason: str | None) -> None:
+    """Do what follows for this task, before it sees the failure of a child that was buried for a budget they share."""
+    if reason == Reason.BUDGET and run.spending is not None:
+        await run.spending.before_step()
 
 
 def _failure(stored: Mapping[str, Any]) -> ChildFailed:

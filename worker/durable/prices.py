@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ...queues.errors import ConfigurationError
 
@@ -40,9 +40,16 @@ async def price_of(prices: Prices | None, model: str, usage: Usage) -> float | D
         found = await found
     if found is None:
         raise ConfigurationError(f"prices of the app returned no price of model {model!r}: add it, or pass usd=")
-    if isinstance(found, bool) or not isinstance(found, int | float | Decimal) or not 0 <= found < math.inf:
+    if not is_money(found):
         raise ConfigurationError(f"prices of the app must return dollars, 0 or more, got {found!r} for {model!r}")
     return found
+
+
+def is_money(given: object) -> TypeGuard[float | Decimal]:
+    """Whether a value is a number of dollars, 0 or more."""
+    if isinstance(given, Decimal):
+        return given.is_finite() and given >= 0
+    return isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf
 
 
 def _public_price(model: str, usage: Usage) -> Decimal:

@@ -43,6 +43,7 @@ from ..log import log_wait, logger
 from .answers import GONE, AnswerCame, AnswerCodec, describe_wait, wait_fields
 from .budget_left import BudgetLeft, budget_text, used_text
 from .continuation import hand_off
+from .joining import CHILDREN
 from .journal.event import Event
 from .journal.handoff.document import Handoff
 from .journal.run_events import AnswerDropped, Answered, BudgetLow, Waited, WaitStarted
@@ -219,11 +220,11 @@ class RunSpending:
     # for the runtime and for steps
 
     async def begin(self) -> None:
-        """Look at the budgets before the handler of a task that has recorded nothing."""
+        """Look at the budgets before the handler of a task that has recorded nothing, and has spawned no child."""
         history = self._run.history
         await history.read_unfinished(*(_wait_key(use) for use in self.uses))
         self._asked = any(_wait_key(use) in history.saved for use in self.uses)
-        if not history.records:
+        if not history.records and (self._asked or CHILDREN not in history.saved):
             await self.check()
 
     async def before_step(self) -> None:
@@ -259,9 +260,13 @@ class RunSpending:
         """Whether a budget limits a unit."""
         return any(unit in use.limits for use in self.uses)
 
-    async def _charge_once(self, amounts: Mapping[str, int]) -> None:
-        """Charge amounts of a call outside of steps, unless an earlier run has recorded it."""
-        run, digest = self._run, digest_of(orjson.dumps(amounts, option=orjson.OPT_SORT_KEYS))
+    async def _charge_once(self, spent: Spent, amounts: Mapping[str, int]) -> None:
+        """Charge amounts of a call outside of steps, unless an earlier run has recorded it.
+
+        The arguments identify the call: a price may be another one today.
+        """
+        run, given = self._run, [dict(spent.amounts), spent.model, list(spent.usage)]
+        digest = digest_of(orjson.dumps(given, option=orjson.OPT_SORT_KEYS))
         key, recorded, former = await match_call(run, _SPEND, digest)
         if recorded is not None or former is not None:
             run.touch()
@@ -279,7 +284,7 @@ class RunSpending:
                 amounts["usd"] = nano_dollars(price)
             except ConfigurationError as error:
                 unknown = error
-        await (self.charge(amounts) if in_step else self._charge_once(amounts))
+        await (self.charge(amounts) if in_step else self._charge_once(spent, amounts))
         if unknown is not None:  # after the tokens are charged
             raise unknown
         if not in_step:
@@ -291,11 +296,20 @@ class RunSpending:
     async def check(self) -> None:
         """Look at the budgets, and do what follows if one is used up: wait for a person, or end the run."""
         standings = await self.standings()
+        while self._may_be_used_up(standings):
+            await self.charge({})
+            standings = await self.look()
         if self._asked or any(standing.used_up for standing in standings):
             async with self._acting:
                 with self._run.calling():
                     await self._act()
         await self._log_notices()
+
+    def _may_be_used_up(self, standings: Sequence[Standing]) -> bool:
+        """Whether steps that have started and are not confirmed yet may use up what is left of a budget."""
+        started = self._steps + sum(amounts.get("steps", 0) for amounts in self._open.values())
+        left = [standing.left("steps") for standing in standings if "steps" in standing.limits]
+        return started > 0 and bool(left) and 0 < min(left) <= started
 
     async def _act(self) -> None:
         run = self._run
@@ -388,7 +402,7 @@ class RunSpending:
     async def _use_answer(self, use: BudgetUse, standing: Standing, saved: dict[str, Any], answer: Answer) -> None:
         """Raise the budget as an answer says, or end the run; drop an answer that is void."""
         run, wait = self._run, saved["wait"]
-        decided, problem = _read(answer, saved["shows"])
+        decided, problem = _read(answer, saved["shows"], use)
         if problem:
             bound = logger.bind(task=run.envelope.task, id=run.id)
             bound.warning("an answer to wait {} was dropped, which stays open: {}", wait, problem)
@@ -511,16 +525,19 @@ def _wait_id(use: BudgetUse, standing: Standing) -> str:
     return f"{digest_of(f'{use.ledger} {standing.raises}'.encode())[:8]}/{_NAME}"
 
 
-def _read(answer: Answer, shows: str | None) -> tuple[Any, str]:
+def _read(answer: Answer, shows: str | None, use: BudgetUse) -> tuple[Any, str]:
     """Return a decision, and why it is void; empty if it is not."""
     if answer.problem is not None:
         return None, answer.problem
     if answer.shows != shows:
         return None, "it is an answer to something else than is shown now"
     try:
-        return _DECISION.decode(orjson.dumps(answer.value)), ""
+        decided = _DECISION.decode(orjson.dumps(answer.value))
     except ValidationError as error:
         return None, first_problem(error)
+    if isinstance(decided, BudgetAmounts) and (others := decided.amounts().keys() - use.limits.keys()):
+        return None, f"the budget does not limit {' and '.join(sorted(others))}: add {', '.join(use.limits)}, or deny"
+    return decided, ""
 
 
 async def begin(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from ...queues.budgets.definition import to_amount
 from ...queues.envelope import MAX_AMOUNT
 from ..errors import StepDefinitionError
-from .prices import Usage
+from .prices import Usage, is_money
 
 
 class Spent(NamedTuple):
@@ -50,8 +49,7 @@ def _checked(tokens: object, input_tokens: object, output_tokens: object, usd: o
         raise StepDefinitionError(f"model of ctx.spend must be the name of a model, got {model!r}")
     amounts = {} if all(count is None for count in counts.values()) else {"tokens": total}
     if usd is not None:
-        known = isinstance(usd, int | float | Decimal) and not isinstance(usd, bool) and 0 <= usd < math.inf
-        if not known:
+        if not is_money(usd):
             raise StepDefinitionError(f"usd of ctx.spend must be a number of dollars, 0 or more, got {usd!r}")
         amounts["usd"] = nano_dollars(usd)
     if not amounts:

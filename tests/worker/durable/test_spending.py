@@ -800,3 +800,113 @@ async def test_a_wrong_budget_is_refused_where_the_task_is_defined(app: App, bud
 
         @app.task(budget=budget)
         async def work(ctx: Context, tenant: str) -> None: ...
+
+
+# what reviewers of the first version found
+
+
+async def test_a_child_does_not_hand_off_for_its_parent(app: App) -> None:
+    """It has other arguments than the task that continues. The parent hands off when it learns of the child's end."""
+
+    @app.task
+    async def cheaper(ctx: Context, topic: str) -> str:
+        return f"cheap {topic}"
+
+    @app.task
+    async def fetch(ctx: Context, url: str) -> int:
+        await ctx.step("first", call, 90)
+        return await ctx.step("second", call, 90)
+
+    @app.task(budget=Budget(tokens=100, then="hand_off", to="cheaper"))
+    async def rich(ctx: Context, topic: str) -> Any:
+        return await ctx.gather(fetch, ["a", "b"])
+
+    handle = await rich.enqueue("news")
+    async with running_worker(app):
+        assert await bounded(handle.result()) == "cheap news"
+
+
+async def test_a_parent_whose_children_have_used_the_budget_up_keeps_their_results(app: App) -> None:
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        return await ctx.step("call", call, 90)
+
+    @app.task(budget=Budget(tokens=100, then="bury"))
+    async def parent(ctx: Context) -> int:
+        return sum(await ctx.gather(child, [1, 2, 3], limit=None))
+
+    @app.task(budget=Budget(tokens=100, then="bury"))
+    async def careless(ctx: Context) -> int:
+        total = sum(await ctx.gather(child, [1, 2, 3], limit=None))
+        return total + await ctx.step("more", call, 1)
+
+    async with running_worker(app):
+        first, second = await parent.enqueue(), await careless.enqueue()
+        assert await bounded(first.result()) == 270
+        await wait_until(partial(ended, second), "its end")
+    assert (await letter(app, second)).reason == "budget"
+
+
+async def ended(handle: TaskHandle[Any]) -> bool:
+    return (await handle.status()).terminal
+
+
+async def test_concurrent_steps_start_up_to_the_limit(app: App) -> None:
+    ran: list[int] = []
+
+    async def note(number: int) -> int:
+        ran.append(number)
+        await asyncio.sleep(0)
+        return number
+
+    @app.task(budget=Budget(steps=5, then="bury"))
+    async def work(ctx: Context) -> list[int]:
+        return list(await asyncio.gather(*(ctx.step(f"branch-{n}", note, n) for n in range(20))))
+
+    handle = await work.enqueue()
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "budget"
+    assert len(ran) == 5
+
+
+async def test_an_answer_in_a_unit_that_the_budget_does_not_limit_is_dropped(app: App) -> None:
+    @app.task(budget=Budget(tokens=100))
+    async def work(ctx: Context) -> int:
+        return await ctx.step("first", call, 100) + await ctx.step("second", call, 1)
+
+    handle = await work.enqueue()
+    async with running_worker(app):
+        await handle.answer(await asked(handle), {"usd": 5})
+        await wait_until(partial(dropped, handle), "the answer is dropped")
+        await handle.answer(await asked(handle), {"tokens": 50})
+        assert await bounded(handle.result()) == 101
+
+
+async def dropped(handle: TaskHandle[Any]) -> bool:
+    reasons = [event.data["why"] for event in await history(handle) if event.type == "answer_dropped"]
+    return reasons == ["the budget does not limit usd: add tokens, or deny"]
+
+
+@pytest.mark.parametrize("usd", [Decimal("NaN"), Decimal("sNaN"), Decimal("Infinity"), Decimal(-1), float("nan")])
+async def test_what_is_no_amount_of_money_is_refused(app: App, usd: Any) -> None:
+    context = make_context()
+    with pytest.raises(StepDefinitionError, match=r"usd of ctx\.spend must be a number of dollars"):
+        await context.spend(usd=usd)
+
+
+async def test_a_charge_outside_of_steps_is_the_same_call_when_prices_change(settings: Any) -> None:
+    prices = iter([1.0, 7.0])
+    priced = App("shop", settings=settings, prices=lambda model, usage: next(prices))
+
+    @priced.task(budget=Budget(usd=100), retry=AT_ONCE)
+    async def work(ctx: Context) -> int:
+        await ctx.spend(model="big", input_tokens=10)
+        if ctx.attempt == 1:
+            raise RuntimeError("later")
+        return 1
+
+    async with priced:
+        handle = await work.enqueue()
+        await work_off(priced)
+        assert await handle.result() == 1
+        assert (await spent(priced, handle.id))["usd"] == 1_000_000_000
