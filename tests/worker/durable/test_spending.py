@@ -900,7 +900,7 @@ async def test_a_charge_outside_of_steps_is_the_same_call_when_prices_change(set
 
     @priced.task(budget=Budget(usd=100), retry=AT_ONCE)
     async def work(ctx: Context) -> int:
-        await asyncio.gather(ctx.spend(model="big", input_tokens=10))  # in a task of its own, calls are not met by order
+        await asyncio.gather(ctx.spend(model="big", input_tokens=10))  # in a task of its own, it is met by its text
         if ctx.attempt == 1:
             raise RuntimeError("later")
         return 1
