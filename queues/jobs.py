@@ -21,7 +21,7 @@ import orjson
 
 from .compared_writes import Change, write_compared
 from .errors import JobError, QueueError, WrongType
-from .keys import LEFT_TTL_MS, Namespace
+from .keys import LEFT_TTL_MS, Namespace, is_name
 from .runtime import RUNTIME
 from .transport.gateway import Gateway
 from .transport.pipelining import Command
@@ -276,7 +276,7 @@ class JobStore:
         """Return all jobs, the newest first."""
         index = self._namespace.jobs
         names = await self._members("ZRANGE", index, 0, _LISTED - 1)
-        read = await self._read(sorted(name.decode("utf-8", "replace") for name in names))
+        read = await self._read(sorted(filter(is_name, (name.decode("utf-8", "replace") for name in names))))
         return sorted((job for job in read if job.exists), key=lambda job: job.number("at"), reverse=True)
 
     async def _members(self, *command: str | int) -> Any:
@@ -291,7 +291,8 @@ class JobStore:
         """Return the jobs that no process runs, and the milliseconds until the next look; None without open jobs."""
         now = milliseconds(await self._gateway.command("TIME", node_of=self._namespace.jobs))
         found = await self._members("ZRANGEBYSCORE", self._namespace.jobs, 0, "+inf", "WITHSCORES", "LIMIT", 0, 100)
-        looks = [(name.decode("utf-8", "replace"), float(at)) for name, at in zip(found[::2], found[1::2], strict=True)]
+        named = ((name.decode("utf-8", "replace"), at) for name, at in zip(found[::2], found[1::2], strict=True))
+        looks = [(name, float(at)) for name, at in named if is_name(name)]  # others are of another program
         due = [name for name, at in looks if at <= now]
         later = [at - now for _, at in looks if at > now]
         return due, 0 if due else round(min(later)) if later else None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..envelope import BudgetUse, readable_envelope
-from ..errors import BudgetNotFound, DecryptionError
+from ..errors import BudgetNotFound, DecryptionError, Refused, WrongType
 from ..junk import report_once
 from ..keys import BUDGET_PARTITIONS, LedgerKeys, Namespace, Partition
 from ..limits.parked import parked_waiter, wake_parked
@@ -207,9 +207,11 @@ class BudgetStore:
         found = await self._gateway.pipeline_each([("ZRANGE", key, 0, -1, "WITHSCORES") for key in keys])
         listed: list[tuple[float, str]] = []
         for key, members in zip(keys, found, strict=True):
-            if isinstance(members, Exception):
+            if isinstance(members, WrongType):
                 report_once(f"budgets are not listed: {key}: {members}")
                 continue
+            if isinstance(members, Refused):
+                raise members
             ids = [member.decode("utf-8", "replace") for member in members[::2]]
             listed += zip(map(float, members[1::2]), ids, strict=True)
         wanted = [(at, one) for at, one in listed if budget_name(one) and name in (None, budget_name(one))]
@@ -225,9 +227,11 @@ class BudgetStore:
         return [self._read(one, key, reply) for one, key, reply in zip(ledgers, keys, replies, strict=True)]
 
     def _read(self, ledger: str, keys: LedgerKeys, found: Any) -> Ledger | None:
-        if isinstance(found, Exception):
+        if isinstance(found, WrongType):
             report_once(f"a budget cannot be read: {keys.ledger}: {found}")
             return None
+        if isinstance(found, Refused):
+            raise found
         fields = pairs(found)
         if not fields:
             return None

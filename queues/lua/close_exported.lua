@@ -62,7 +62,8 @@ end
 local time = redis.call('TIME')
 local ended = time[1] * 1000 + math.floor(time[2] / 1000)
 if redis.call('HEXISTS', KEYS[1], 'keeps') == 1 then
-  redis.pcall('ZADD', tag_of(KEYS[1]) .. 'kept', 'XX', ended, ARGV[1])
+  local tag = tag_of(KEYS[1])
+  redis.pcall('ZADD', tag .. 'kept', 'XX', ended, ARGV[1])
 end
 redis.call('DEL', KEYS[7])
 redis.call('HSET', KEYS[1], 'state', 'cancelled', 'finished', ended)

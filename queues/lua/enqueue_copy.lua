@@ -1,7 +1,6 @@
 -- include: upload
 -- Store a copy of a task with its past, which was uploaded before: a fork, or a task of another deployment.
--- KEYS  ready stream, closed mark, record, timeline, steps, log, inbox, uploads of steps, of log, of inbox, due set,
---       nudge stream, upload of arguments
+-- KEYS  ready stream, closed mark, record, timeline, steps, log, inbox, uploads of steps, of log, of inbox, due set, nudge stream, upload of arguments
 -- ARGV  envelope, arguments, source (what it is a copy of, or a token of this call), id, number of the last event, of the
 --       last entry, data format or '', number of the fields of the checkpoint, of the entries of the log, of the fields of
 --       the inbox, time in ms of Redis' clock until which the copy is not due, '' for none

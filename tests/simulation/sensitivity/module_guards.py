@@ -281,10 +281,10 @@ FINDINGS_OF_MODULES: Final = (
     ),
     Finding(
         "worker/runtime/intake.py, Intake._read",
-        "self._slots.free and (not self._stopping)",
-        "a slot is free, and the worker does not stop",
+        "self._may_start(delivery)",
+        "a slot is free, the worker does not stop, and the queue is not paused",
         Kind.OUTSIDE,
-        "in no run is a slot taken, or the worker stopped, while it reads",
+        "in no run is a slot taken, the worker stopped, or the queue paused, while it reads",
     ),
     Finding(
         "worker/runtime/quarantine_gate.py, QuarantineGate.idle",

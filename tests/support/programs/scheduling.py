@@ -51,7 +51,7 @@ async def dying(self: Gateway, script: Script, keys: Sequence[str], args: Sequen
 
 def _says(args: Sequence[Any], act: str) -> bool:
     """Return whether a change of the schedule is the claim of a firing, or the end of one."""
-    fields = dict(zip(args[5::2], args[6::2], strict=True))
+    fields = dict(zip(args[6::2], args[7::2], strict=True))
     return "firing" in fields and bool(fields["firing"]) == (act == "claim")
 
 

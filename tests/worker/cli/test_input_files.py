@@ -42,7 +42,7 @@ def test_only_regular_files_are_read(command: tuple[str, ...], kind: str, proble
 
 
 def test_a_line_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "_LINE", 1_000)
+    monkeypatch.setattr(options, "MAX_LINE", 1_000)
     file = tmp_path / "tasks.jsonl"
     file.write_bytes(b'{"args": {}}\n' + b"x" * 2_000)
     refused = call("enqueue", "t", "--queue", "q", "--file", str(file))
