@@ -330,12 +330,16 @@ async def test_an_idle_worker_stops_at_once(app: App) -> None:
 
 async def test_a_stopping_worker_reads_no_task(app: App) -> None:
     stage = Stage(app)
+
+    async def reading_has_ended() -> bool:
+        return b"blocked_clients:0" in await redis_command(app, "INFO", "clients")
+
     async with Worker(app, concurrency=5) as worker:
         running = asyncio.create_task(worker.run())
         await stage.task.enqueue()
         await bounded(stage.entered.wait())
         worker.stop()
-        await anyio.wait_all_tasks_blocked()
+        await wait_until(reading_has_ended, "the blocked read has ended")
         late = await stage.task.enqueue()
         stage.proceed.set()
         await bounded(running)
