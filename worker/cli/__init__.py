@@ -20,6 +20,7 @@
     encryption_keys.py      keys generate, list
     config.py               config set, unset, show
     server.py               server start, stop, status, prepare
+    web.py                  web run, token
     lazy.py                 import of a command when it is called
     bench.py, demo.py       perdure bench, perdure demo
     support/                the runner of the commands, and options, connection, output and errors that they share
@@ -66,6 +67,7 @@ COMMANDS = (
     LazyCommand("keys", ".encryption_keys:app", "Generate encryption keys, and list those in use."),
     LazyCommand("config", ".config:app", "Store the settings that all workers must share."),
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server, or prepare another."),
+    LazyCommand("web", ".web:app", "Serve the HTTP API, and make tokens for its users."),
     LazyCommand("bench", ".bench:bench", "Measure Perdure on your server."),
 )
 

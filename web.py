@@ -1,0 +1,6 @@
+"""HTTP API and dashboard of a deployment, as ASGI applications. They need the extra `web`."""
+
+from .worker.web.router import router
+from .worker.web.users import Role, User
+
+__all__ = ["Role", "User", "router"]

@@ -1,0 +1,179 @@
+"""Routes of the operations: inputs of a request, and the response.
+
+A body is read up to a bound, and refused before it is read if its length is declared. A JSON body needs the media type
+`application/json`, so a form of a foreign page cannot send one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final, get_args, get_origin
+from urllib.parse import quote
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from ...queues.errors import PerdureError
+from ..log import logger
+from .operation import OPERATIONS, Download, EventStream, Operation
+from .problems import MEDIA_TYPE, Problem, invalid, problem_of
+from .service import Service
+from .users import User
+
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+_PING: Final = 15
+"""Seconds between two comments of an event stream, which keep proxies from closing it."""
+
+_ANONYMOUS: Final = User("anonymous", ())
+
+
+def routes(service: Service) -> list[Route]:
+    """Return one route for each operation, in an order in which fixed paths come before those with parameters."""
+    ordered = sorted(OPERATIONS.values(), key=lambda known: [part.startswith("{") for part in known.path.split("/")])
+    return [Route(known.path, _endpoint(service, known), methods=[known.method], name=known.name) for known in ordered]
+
+
+def _endpoint(service: Service, known: Operation[Any, Any]) -> Any:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await _answer(service, known, request)
+        except Problem as problem:
+            return problem_response(problem)
+        except PerdureError as error:
+            return problem_response(problem_of(error))
+        except Exception as error:  # noqa: BLE001 - its text may hold data, so it goes to the log only
+            logger.exception("{} {} failed: {}", request.method, known.path, type(error).__name__)
+            return problem_response(
+                Problem(500, "server-error", "the server failed; its log has the traceback", source="server")
+            )
+
+    return endpoint
+
+
+async def _answer(service: Service, known: Operation[Any, Any], request: Request) -> Response:
+    user = await service.user_of(request)
+    if user is None and known.roles:
+        raise Problem(
+            401,
+            "token-needed",
+            "send a token: Authorization: Bearer TOKEN",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    given = await read_inputs(known, request, service.max_body)
+    base = f"{request.url.scheme}://{request.url.netloc}{request.scope.get('root_path', '').rstrip('/')}"
+    call = service.call(user or _ANONYMOUS, base)
+    return _response(known, await known(call, given))
+
+
+async def read_inputs(known: Operation[Any, Any], request: Request, max_body: int) -> BaseModel:
+    """Read and validate the inputs of an operation from a request.
+
+    Raises:
+        Problem: An input is not valid, unknown or missing, or the body is too large.
+    """
+    inputs: dict[str, Any] = {}
+    outer = {name: (place, name_outside) for name, (place, name_outside) in known.places.items()}
+    queried = {name for name, (place, _) in outer.items() if place == "query"}
+    if unknown := sorted(set(request.query_params) - queried):
+        listed = ", ".join(sorted(queried)) or "none"
+        raise Problem(422, "invalid-input", f"query parameter {unknown[0]!r} is unknown; known: {listed}")
+    if known.has_body:
+        inputs.update(await _read_body(request, max_body))
+    for name, (place, name_outside) in outer.items():
+        if place == "body":
+            continue
+        inputs.pop(name, None)
+        if place == "path":
+            inputs[name] = request.path_params[name]
+        elif place == "header":
+            if name_outside in request.headers:
+                inputs[name] = request.headers[name_outside]
+        elif name in request.query_params:
+            several = request.query_params.getlist(name)
+            inputs[name] = several if _takes_list(known, name) else several[-1]
+    try:
+        found: BaseModel = known.inputs.model_validate(inputs)
+    except ValidationError as error:
+        raise invalid(error.errors(include_url=False, include_context=False, include_input=False)) from None
+    return found
+
+
+def _takes_list(known: Operation[Any, Any], name: str) -> bool:
+    """Return whether an input is a list, which a query gives by naming it several times."""
+    annotation = known.inputs.model_fields[name].annotation
+    kinds = [annotation, *get_args(annotation)]
+    return any((get_origin(kind) or kind) in (list, tuple, set, frozenset) for kind in kinds)
+
+
+async def _read_body(request: Request, limit: int) -> dict[str, Any]:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = await read_bytes(request, limit)
+    if not body:
+        return {}
+    if media_type != "application/json":
+        raise Problem(415, "media-type", f"the body must be application/json, got {media_type or 'no media type'!r}")
+    try:
+        found = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Problem(400, "not-json", f"the body must be JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Problem(422, "invalid-input", f"the body must be a JSON object, got {type(found).__name__}")
+    return found
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """Read the body of a request, up to a limit.
+
+    Raises:
+        Problem: It is larger, or its declared length is.
+    """
+    refused = Problem(
+        413, "body-too-large", f"the body must have at most {limit} bytes", headers={"Connection": "close"}
+    )
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        raise refused
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise refused
+        parts.append(part)
+    return b"".join(parts)
+
+
+def problem_response(problem: Problem) -> Response:
+    """Return the response of a problem."""
+    headers = _HEADERS | problem.headers
+    return Response(problem.view().model_dump_json(), problem.status, headers, MEDIA_TYPE)
+
+
+def _response(known: Operation[Any, Any], result: Any) -> Response:
+    if isinstance(result, EventStream):
+        return EventSourceResponse(_sent(result), ping=_PING, headers=_HEADERS | {"X-Accel-Buffering": "no"})
+    if isinstance(result, Download):
+        headers = _HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(result.name, safe='')}"}
+        return StreamingResponse(_chunks(result), known.status, headers, result.media_type)
+    if result is None:
+        return Response(status_code=known.status if known.status == 204 else 204, headers=_HEADERS)
+    data = TypeAdapter(known.result).dump_json(result)
+    return Response(data, known.status, _HEADERS, "application/json")
+
+
+async def _sent(stream: EventStream) -> AsyncIterator[ServerSentEvent]:
+    async with aclosing(stream.frames) as frames:
+        async for frame in frames:
+            yield ServerSentEvent(frame.data.decode(errors="replace"), event=frame.event, id=frame.id)
+
+
+async def _chunks(download: Download) -> AsyncIterator[bytes]:
+    async with aclosing(download.chunks) as chunks:
+        async for chunk in chunks:
+            yield chunk

@@ -1,0 +1,158 @@
+"""Problem details (RFC 9457) of refused requests and of errors.
+
+A problem names its source, so that a caller can tell an error of its own request from one of the task, of Redis and of
+the server:
+
+    {"type": "urn:perdure:problem:task-not-found", "title": "Not Found", "status": 404, "source": "request",
+     "detail": "could not find task '...' in any queue of namespace 'perdure'"}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, Field
+
+from ...queues import errors
+from ...queues.errors import PerdureError
+
+Source = Literal["request", "server", "redis", "task"]
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+
+class ProblemError(BaseModel):
+    """One invalid input.
+
+    Attributes:
+        where: Name of the input, such as `args.order.id`.
+    """
+
+    where: str
+    message: str
+
+
+class ProblemView(BaseModel):
+    """Problem details of RFC 9457 with the source of the problem."""
+
+    type: str = Field(description="URN of the kind of problem.")
+    title: str = Field(description="Phrase of the status code.")
+    status: int
+    detail: str = Field(description="What is wrong, and the remedy.")
+    source: Source = Field(description="What the problem is a problem of.")
+    errors: list[ProblemError] = Field([], description="Invalid inputs, one by one.")
+
+
+class Problem(Exception):
+    """A request that is refused or failed.
+
+    Args:
+        status: Status code of HTTP.
+        kind: Last part of the problem's type, such as `task-not-found`.
+        detail: What is wrong, and the remedy, in one sentence.
+        source: What the problem is a problem of.
+        fields: Invalid inputs.
+        headers: Headers of the response, such as `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        source: Source = "request",
+        fields: Sequence[ProblemError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.source: Source = source
+        self.fields = list(fields)
+        self.headers = dict(headers or {})
+
+    def view(self) -> ProblemView:
+        """Return the problem details."""
+        return ProblemView(
+            type=f"urn:perdure:problem:{self.kind}",
+            title=HTTPStatus(self.status).phrase,
+            status=self.status,
+            detail=self.detail,
+            source=self.source,
+            errors=self.fields,
+        )
+
+
+_RETRY: Final = {"Retry-After": "1"}
+
+_STATUS: Final[Sequence[tuple[type[PerdureError], int, Source]]] = (
+    (errors.ServerFull, 507, "redis"),
+    (errors.NotReplicated, 504, "redis"),
+    (errors.Unavailable, 503, "redis"),
+    (errors.WrongType, 500, "redis"),
+    (errors.Refused, 502, "redis"),
+    (errors.PayloadTooLarge, 413, "request"),
+    (errors.TaskNotFound, 404, "request"),
+    (errors.BudgetNotFound, 404, "request"),
+    (errors.SessionNotFound, 404, "request"),
+    (errors.WaitNotFound, 404, "request"),
+    (errors.StreamTrimmed, 410, "request"),
+    (errors.InvalidAnswer, 422, "request"),
+    (errors.AnswerRefused, 409, "request"),
+    (errors.QueueFull, 429, "request"),
+    (errors.SessionFull, 429, "request"),
+    (errors.InboxFull, 429, "request"),
+    (errors.TaskExists, 409, "request"),
+    (errors.StillRunning, 409, "request"),
+    (errors.TaskEnded, 409, "request"),
+    (errors.CannotResolve, 409, "request"),
+    (errors.HandOffRefused, 409, "request"),
+    (errors.JobError, 409, "request"),
+    (errors.ScheduleError, 409, "request"),
+    (errors.PauseError, 409, "request"),
+    (errors.SessionError, 409, "request"),
+    (errors.ValueRefused, 422, "request"),
+    (errors.CatalogError, 422, "request"),
+    (errors.InvalidUniqueKey, 422, "request"),
+    (errors.InvalidLimitUse, 422, "request"),
+    (errors.InvalidBudgetUse, 422, "request"),
+    (errors.ConfigurationError, 422, "request"),
+    (errors.TaskFailed, 409, "task"),
+    (errors.TaskCancelled, 409, "task"),
+    (errors.NewerVersionNeeded, 501, "server"),
+    (errors.UnreadableRecord, 500, "redis"),
+    (errors.UnreadableCheckpoint, 500, "redis"),
+    (errors.UnreadableEnvelope, 500, "redis"),
+    (errors.DecryptionError, 500, "redis"),
+    (errors.LargeValueLost, 500, "redis"),
+)
+"""Class of an error, status code, and source; the first match counts."""
+
+
+def problem_of(error: PerdureError) -> Problem:
+    """Return the problem of an error that Perdure raised on purpose."""
+    status, source = next(
+        ((status, source) for kind, status, source in _STATUS if isinstance(error, kind)), (500, "server")
+    )
+    headers = _RETRY if status in (429, 503) else None
+    return Problem(status, _kind(type(error).__name__), str(error), source=source, headers=headers)
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+
+
+def invalid(found: Sequence[Mapping[str, Any]]) -> Problem:
+    """Return the problem of inputs that do not fit their model. found: errors of pydantic."""
+    fields = [
+        ProblemError(where=".".join(map(str, error["loc"])) or "body", message=str(error["msg"]))
+        for error in found[:50]
+    ]
+    listed = "; ".join(f"{field.where}: {field.message}" for field in fields[:3])
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    return Problem(422, "invalid-input", f"{listed}{more}", fields=fields)

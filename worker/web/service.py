@@ -1,0 +1,106 @@
+"""The service behind the API and the dashboard: the open producer of a deployment, its users and its secret."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from starlette.requests import HTTPConnection
+
+from ...queues.errors import ConfigurationError, NotOpen
+from ...queues.producer import Producer
+from ..app import App
+from .operation import Call
+from .problems import Problem
+from .users import TokenFile, User
+
+Authenticate: TypeAlias = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
+"""Returns the user of a request, or None for a caller who must sign in."""
+
+MAX_BODY: Final = 4 << 20
+"""Bytes of a request body at most, unless the service is told otherwise."""
+
+
+@dataclass(slots=True)
+class Service:
+    """What requests share.
+
+    Args:
+        source: The app, or a producer where the code of the app is not at hand.
+        tokens: Users by token.
+        authenticate: Finds the user of a request in place of `tokens`, for an application that knows its users.
+        secret: Key of the signatures of cookies and answer links, at least 32 random bytes. Default: none, so links
+            cannot be made.
+        max_body: Largest body of a request in bytes.
+    """
+
+    source: App | Producer
+    tokens: TokenFile | None = None
+    authenticate: Authenticate | None = None
+    secret: bytes = field(default=b"", repr=False)
+    max_body: int = MAX_BODY
+    extras: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Values that requests share, such as the readers of event streams, by name of their module."""
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.authenticate is None):
+            raise ConfigurationError(
+                "the API must know its users: give tokens=, a token file, or authenticate=, a function that returns "
+                "the User of a request"
+            )
+
+    @property
+    def app(self) -> App | None:
+        """The app, if the service has its code."""
+        return self.source if isinstance(self.source, App) else None
+
+    @property
+    def producer(self) -> Producer:
+        """The open producer. Raises `Problem` while the app is not open."""
+        if isinstance(self.source, Producer):
+            return self.source
+        try:
+            return self.source.producer
+        except NotOpen:
+            raise Problem(
+                503,
+                "app-not-open",
+                f"app {self.source.name!r} is not open: enter it in the lifespan of the application that mounts the "
+                "router: async with app: yield",
+                source="server",
+            ) from None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Keep the app or the producer open."""
+        async with self.source:
+            yield
+
+    async def user_of(self, request: HTTPConnection) -> User | None:
+        """Return the user of a request by its token or by the application; None if it has none.
+
+        Raises:
+            Problem: The token is not known.
+        """
+        if self.authenticate is not None:
+            found = self.authenticate(request)
+            return await found if inspect.isawaitable(found) else found
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or self.tokens is None:
+            return None
+        user = self.tokens.find(token.strip())
+        if user is None:
+            raise Problem(
+                401,
+                "unknown-token",
+                "the token is not known: ask for one, 'perdure web token' makes it",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
+        return user
+
+    def call(self, user: User, base: str = "") -> Call:
+        """Return a call by a user. base: URL of the API as the caller reaches it."""
+        return Call(user, self.producer, self.app, self.secret, base, self.extras)

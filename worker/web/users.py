@@ -1,0 +1,225 @@
+"""Users of the API and the dashboard: names, roles, and the file of their tokens.
+
+A token file is TOML with one table per token. It holds hashes, so who reads it cannot use the tokens:
+
+    [[token]]
+    name = "shop"
+    roles = ["producer"]
+    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+The file is read again when it changes. `perdure web token` adds a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from ...queues.errors import ConfigurationError
+from ...queues.keys import check_name
+from ...queues.private_files import open_private, replaced_file
+from ..log import logger
+
+
+class Role(StrEnum):
+    """Role of a user. A user may have several.
+
+    producer: enqueues tasks; reads and cancels its own.
+    viewer: reads everything; secret values are masked.
+    operator: viewer and producer; changes tasks, dead letters, queues, limits, schedules, workers, jobs and budgets.
+    approver: viewer; answers questions and resolves doubts.
+    admin: everything; reveals secret values, and forgets sessions.
+    """
+
+    PRODUCER = "producer"
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    APPROVER = "approver"
+    ADMIN = "admin"
+
+
+_INCLUDED: Final[Mapping[Role, frozenset[Role]]] = {
+    Role.PRODUCER: frozenset({Role.PRODUCER}),
+    Role.VIEWER: frozenset({Role.VIEWER}),
+    Role.OPERATOR: frozenset({Role.OPERATOR, Role.VIEWER, Role.PRODUCER}),
+    Role.APPROVER: frozenset({Role.APPROVER, Role.VIEWER}),
+    Role.ADMIN: frozenset(Role),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A signed-in user.
+
+    Attributes:
+        name: Name in audit lines, and the sender of answers and changes.
+        roles: Roles of the user, without those that they include.
+    """
+
+    name: str
+    roles: frozenset[Role]
+
+    def __init__(self, name: str, roles: Collection[Role | str]) -> None:
+        object.__setattr__(self, "name", check_name("name of a user", name))
+        object.__setattr__(self, "roles", frozenset(Role(role) for role in roles))
+
+    def may(self, *roles: Role) -> bool:
+        """Return whether the user has one of the roles, itself or by one that includes it."""
+        held = frozenset[Role]().union(*(_INCLUDED[role] for role in self.roles))
+        return not held.isdisjoint(roles)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the user reads all tasks; a producer reads those that it has enqueued."""
+        return self.may(Role.VIEWER)
+
+
+_PREFIX: Final = "perdure_"
+_MAX_FILE: Final = 1 << 20
+"""Bytes of a token file at most."""
+
+
+def token_hash(token: str) -> str:
+    """Return the hash of a token as token files have it. One round is enough for 256 random bits."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(slots=True)
+class TokenFile:
+    """Users by their tokens, from a TOML file.
+
+    Raises `ConfigurationError` if the file cannot be read at first. Later the last readable version stays in force.
+    """
+
+    path: Path
+    _users: Mapping[str, User] = field(default_factory=dict, repr=False)
+    _version: tuple[int, int, int] | None = field(default=None, repr=False)
+    _problem: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        self._version = self._stat()
+        self._users = _read(self.path)
+
+    def find(self, token: str) -> User | None:
+        """Return the user of a token, or None."""
+        self._refresh()
+        return self._users.get(token_hash(token))
+
+    def named(self, name: str) -> User | None:
+        """Return the user of a name, with the roles that the file gives now; None if it has no such user."""
+        self._refresh()
+        return next((user for user in self._users.values() if user.name == name), None)
+
+    def _refresh(self) -> None:
+        try:
+            version = self._stat()
+            if version == self._version:
+                return
+            users = _read(self.path)
+        except ConfigurationError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.error("{}; the tokens that were read before stay valid", error)
+            return
+        self._users, self._version, self._problem = users, version, ""
+
+    def _stat(self) -> tuple[int, int, int]:
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise ConfigurationError(
+                f"could not read the token file {self.path}: {error.strerror}; "
+                f"make one: perdure web token NAME --role viewer --tokens {self.path}"
+            ) from None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read(path: Path) -> dict[str, User]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE + 1)
+        if len(data) > _MAX_FILE:
+            raise ConfigurationError(f"token file {path} must have at most {_MAX_FILE} bytes")
+        tables = tomllib.loads(data.decode()).get("token", [])
+    except OSError as error:
+        raise ConfigurationError(f"could not read the token file {path}: {error.strerror}") from None
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise ConfigurationError(f"token file {path} must be TOML: {error}") from None
+    if not isinstance(tables, list):
+        raise ConfigurationError(f"token file {path} must have tables [[token]]")
+    users: dict[str, User] = {}
+    for number, table in enumerate(tables, 1):
+        digest, user = _entry(path, number, table)
+        if digest in users or any(other.name == user.name for other in users.values()):
+            raise ConfigurationError(f"token {number} of {path} must have a name and a hash of its own: {user.name!r}")
+        users[digest] = user
+    return users
+
+
+def _entry(path: Path, number: int, table: Any) -> tuple[str, User]:
+    where = f"token {number} of {path}"
+    if not isinstance(table, dict) or set(table) != {"name", "roles", "sha256"}:
+        raise ConfigurationError(f"{where} must have name, roles and sha256 and nothing else")
+    digest = str(table["sha256"]).lower()
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ConfigurationError(f"sha256 of {where} must have 64 hexadecimal digits")
+    roles = table["roles"]
+    if not isinstance(roles, list) or not roles or not set(map(str, roles)) <= set(Role):
+        raise ConfigurationError(f"roles of {where} must be a list of {', '.join(Role)}, got {roles!r}")
+    try:
+        return digest, User(str(table["name"]), roles)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def add_token(path: Path, name: str, roles: Collection[Role]) -> str:
+    """Make a token, add its hash to a token file, and return the token. The file is created with mode 0600.
+
+    Raises:
+        ConfigurationError: The name is taken or not valid, or the file cannot be read or written.
+    """
+    user = User(name, roles)
+    known = _read(path) if path.exists() else {}
+    if any(other.name == name for other in known.values()):
+        raise ConfigurationError(f"name {name!r} must be free, but {path} has a token of it: remove that table first")
+    token = _PREFIX + secrets.token_urlsafe(32)
+    listed = ", ".join(f'"{role}"' for role in sorted(user.roles))
+    table = f'[[token]]\nname = "{name}"\nroles = [{listed}]\nsha256 = "{token_hash(token)}"\n'
+    try:
+        before = path.read_text() if path.exists() else ""
+        with replaced_file(path) as file:
+            file.write((before + ("\n" if before else "") + table).encode())
+    except OSError as error:
+        raise ConfigurationError(f"could not write the token file {path}: {error.strerror}") from None
+    return token
+
+
+def load_secret(path: Path) -> bytes:
+    """Read the secret that signs cookies and answer links; make the file, with mode 0600, if there is none.
+
+    Raises:
+        ConfigurationError: It cannot be read or written, or has fewer than 32 bytes.
+    """
+    try:
+        try:
+            number = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            number = open_private(path, os.O_RDONLY)
+        else:
+            with os.fdopen(number, "wb") as file:
+                file.write(secrets.token_urlsafe(48).encode())
+            number = open_private(path, os.O_RDONLY)
+        with os.fdopen(number, "rb") as stored:
+            secret = stored.read(4096).strip()
+    except OSError as error:
+        raise ConfigurationError(f"could not use the secret file {path}: {error.strerror or error}") from None
+    if len(secret) < 32:
+        raise ConfigurationError(f"secret file {path} must have at least 32 random bytes: remove it to get a new one")
+    return secret
