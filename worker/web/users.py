@@ -22,8 +22,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic_core import to_json
+
 from ...queues.errors import ConfigurationError
-from ...queues.keys import check_name
 from ...queues.private_files import open_private, replaced_file
 from ..log import logger
 
@@ -67,7 +68,7 @@ class User:
     roles: frozenset[Role]
 
     def __init__(self, name: str, roles: Collection[Role | str]) -> None:
-        object.__setattr__(self, "name", check_name("name of a user", name))
+        object.__setattr__(self, "name", _check_user_name(name))
         object.__setattr__(self, "roles", frozenset(Role(role) for role in roles))
 
     def may(self, *roles: Role) -> bool:
@@ -80,6 +81,15 @@ class User:
         """Whether the user reads all tasks; a producer reads those that it has enqueued."""
         return self.may(Role.VIEWER)
 
+
+def _check_user_name(name: str) -> str:
+    """Return a name that fits into a line of the log, such as an address of mail."""
+    if not 1 <= len(name) <= _MAX_NAME or not name.isprintable() or name != name.strip():
+        raise ConfigurationError(f"name of a user must be 1 to {_MAX_NAME} printable characters, got {name[:200]!r}")
+    return name
+
+
+_MAX_NAME: Final = 128
 
 _PREFIX: Final = "perdure_"
 _MAX_FILE: Final = 1 << 20
@@ -191,7 +201,7 @@ def add_token(path: Path, name: str, roles: Collection[Role]) -> str:
         raise ConfigurationError(f"name {name!r} must be free, but {path} has a token of it: remove that table first")
     token = _PREFIX + secrets.token_urlsafe(32)
     listed = ", ".join(f'"{role}"' for role in sorted(user.roles))
-    table = f'[[token]]\nname = "{name}"\nroles = [{listed}]\nsha256 = "{token_hash(token)}"\n'
+    table = f'[[token]]\nname = {to_json(name).decode()}\nroles = [{listed}]\nsha256 = "{token_hash(token)}"\n'
     try:
         before = path.read_text() if path.exists() else ""
         with replaced_file(path) as file:

@@ -1,0 +1,145 @@
+"""Requests: who may do what, inputs, bodies, problems, and audit lines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from perdure import App, Context
+from perdure.queues import ConfigurationError
+from perdure.web import Role, router
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from .conftest import SECRET, ClientOf, user_of
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def task_id(app: App) -> str:
+    @app.task
+    async def work(ctx: Context) -> None: ...
+
+    return (await work.enqueue()).id
+
+
+async def test_a_request_needs_a_token(client_of: ClientOf, task_id: str) -> None:
+    answer = await client_of().get(f"/tasks/{task_id}")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["source"] == "request"
+
+
+async def test_a_role_is_needed_and_the_attempt_is_logged(client_of: ClientOf, task_id: str, log: list[str]) -> None:
+    answer = await client_of(Role.VIEWER).post(f"/tasks/{task_id}/cancel")
+    assert answer.status_code == 403
+    assert answer.json()["detail"] == "user 'ada' must have the role operator or producer to cancel task"
+    assert f"ada: cancel task {task_id}: not allowed\n" in log
+
+
+async def test_a_change_leaves_an_audit_line(client_of: ClientOf, task_id: str, log: list[str]) -> None:
+    answer = await client_of(Role.OPERATOR, name="bob").post(f"/tasks/{task_id}/cancel")
+    assert answer.json()["state"] == "cancelled"
+    assert f"bob: cancel task {task_id}: done\n" in log
+
+
+async def test_a_refused_change_leaves_an_audit_line(client_of: ClientOf, app: App, log: list[str]) -> None:
+    assert (await client_of(Role.OPERATOR).post("/tasks/unknown/cancel")).status_code == 404
+    assert any(line.startswith("ada: cancel task unknown: refused: could not find task") for line in log)
+
+
+async def test_a_producer_sees_no_task_of_another(client_of: ClientOf, task_id: str) -> None:
+    for path, method in ((f"/tasks/{task_id}", "GET"), (f"/tasks/{task_id}/cancel", "POST")):
+        answer = await client_of(Role.PRODUCER).request(method, path)
+        assert answer.status_code == 404, "as if there were none"
+
+
+async def test_an_unknown_query_parameter_is_refused(api: httpx.AsyncClient, task_id: str) -> None:
+    answer = await api.get(f"/tasks/{task_id}", params={"queu": "test"})
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == "query parameter 'queu' is unknown; known: queue"
+
+
+async def test_other_paths_and_methods_are_problems(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/nowhere")
+    assert (answer.status_code, answer.json()["detail"]) == (404, "there is no /nowhere; see openapi.json")
+    answer = await api.put("/openapi.json")
+    assert (answer.status_code, answer.json()["type"]) == (405, "urn:perdure:problem:method")
+
+
+async def test_an_unexpected_error_shows_nothing_and_is_logged(
+    api: httpx.AsyncClient, task_id: str, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.queues.records import Record
+
+    monkeypatch.setattr(Record, "summary", lambda _: {}["the secret of the database"])
+    answer = await api.get(f"/tasks/{task_id}")
+    assert answer.status_code == 500
+    assert answer.json()["source"] == "server"
+    assert "secret" not in answer.text
+    assert any("the secret of the database" in line for line in log)
+
+
+async def test_it_works_under_a_path_of_another_application(app: App, task_id: str) -> None:
+    mounted = Starlette(routes=[Mount("/team/perdure", router(app, authenticate=user_of, secret=SECRET))])
+    headers = {"x-user": "ada", "x-roles": "viewer"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(mounted), base_url="http://api.test", headers=headers
+    ) as client:
+        assert (await client.get(f"/team/perdure/tasks/{task_id}")).json()["id"] == task_id
+        document = (await client.get("/team/perdure/openapi.json")).json()
+        assert document["servers"] == [{"url": "/team/perdure"}]
+        assert (await client.get("/team/perdure/x")).json()["detail"].startswith("there is no /x;")
+
+
+async def test_an_app_that_is_not_open_is_named(settings: Any) -> None:
+    closed = App("closed", settings=settings)
+    transport = httpx.ASGITransport(router(closed, authenticate=user_of))
+    headers = {"x-user": "ada", "x-roles": "viewer"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://api.test", headers=headers) as client:
+        answer = await client.get("/tasks/x")
+    assert answer.status_code == 503
+    assert "app 'closed' is not open: enter it in the lifespan" in answer.json()["detail"]
+
+
+def test_users_are_named_once(app: App) -> None:
+    with pytest.raises(ConfigurationError, match="give tokens=, a token file, or authenticate="):
+        router(app)
+
+
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b" " * 65536
+
+
+async def test_a_body_is_read_up_to_its_bound(app: App) -> None:
+    transport = httpx.ASGITransport(router(app, authenticate=user_of, max_body=1 << 20))
+    headers = {"x-user": "ada", "x-roles": "admin", "content-type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://api.test", headers=headers) as client:
+        answer = await client.post("/tasks", content=endless())
+    assert answer.status_code == 413
+    assert answer.json()["detail"] == "the body must have at most 1048576 bytes"
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type", "status", "detail"),
+    [
+        (b"task=x", "application/x-www-form-urlencoded", 415, "the body must be application/json, got"),
+        (b'{"task": "x"}', "text/plain", 415, "the body must be application/json, got 'text/plain'"),
+        (b"{", "application/json", 400, "the body must be JSON: EOF"),
+        (b"[1]", "application/json", 422, "the body must be a JSON object, got list"),
+        (b"[" * 100_000, "application/json", 400, "the body must be JSON: "),
+        (b'{"task": NaN}', "application/json", 400, "the body must be JSON: "),
+        (b"\xff", "application/json", 400, "the body must be JSON: "),
+    ],
+)
+async def test_a_body_must_be_a_json_object(
+    api: httpx.AsyncClient, content: bytes, media_type: str, status: int, detail: str
+) -> None:
+    answer = await api.post("/tasks", content=content, headers={"content-type": media_type})
+    assert answer.status_code == status
+    assert answer.json()["detail"].startswith(detail)
