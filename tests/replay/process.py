@@ -48,14 +48,7 @@ def forks() -> Iterator[Forks]:
 
 
 def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, write: int) -> None:
-    import tests.replay.answers
-    import tests.replay.children
-    import tests.replay.ends
-    import tests.replay.plans
-    import tests.replay.streams
-    import tests.replay.values
-    import tests.replay.waits  # noqa: F401 - they add handlers
-    from tests.replay.handlers import HANDLERS
+    from tests.replay.suite import HANDLERS
 
     settings = Settings(redis_url=url, namespace=namespace, lease=30.0)
     one = Rehearsal(HANDLERS[name], settings, Path(folder), rehearsal)
@@ -65,12 +58,7 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
 
 
 def _main() -> None:
-    import tests.replay.answers
-    import tests.replay.ends
-    import tests.replay.plans
-    import tests.replay.streams
-    import tests.replay.values
-    import tests.replay.waits  # noqa: F401 - before the first fork
+    import tests.replay.suite  # noqa: F401 - before the first fork
 
     for line in sys.stdin:
         child = os.fork()

@@ -11,10 +11,9 @@ from random import Random
 import pytest
 from perdure import Settings
 
-from tests.replay import answers, budgets, children, ends, plans, streams, values, waits  # noqa: F401 - they add handlers
-from tests.replay.handlers import HANDLERS
 from tests.replay.process import Forks, forks
 from tests.replay.rehearsal import Disturbance, Rehearsal, disturbances, problems, quiet
+from tests.replay.suite import HANDLERS
 
 pytestmark = pytest.mark.integration
 
