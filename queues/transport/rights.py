@@ -27,7 +27,7 @@ _JOINS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class AclRole:
     """Rights of one Redis user. The patterns are for a namespace of the name `perdure`.
 
     Attributes:
@@ -68,7 +68,7 @@ class Role:
 
 
 ROLES: Final = (
-    Role(
+    AclRole(
         "producer",
         readable=(
             "{perdure}:queues",
@@ -129,7 +129,7 @@ ROLES: Final = (
             ),
         ),
     ),
-    Role(
+    AclRole(
         "viewer",
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
@@ -150,7 +150,7 @@ ROLES: Final = (
             ),
         ),
     ),
-    Role(
+    AclRole(
         "worker",
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
@@ -183,7 +183,7 @@ ROLES: Final = (
             *_COMMON,
         ),
     ),
-    Role(
+    AclRole(
         "operator",
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
@@ -211,7 +211,7 @@ ROLES: Final = (
 )
 """The documented users, the one with the fewest rights first."""
 
-EVERYTHING: Final = Role(
+EVERYTHING: Final = AclRole(
     "perdure",
     keys=("{perdure:*", "{perdure}:*"),
     commands=(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from perdure.queues.transport.rights import EVERYTHING, ROLES, Role
+from perdure.queues.transport.rights import EVERYTHING, ROLES, AclRole
 
 from tests.support.paths import ROOT
 from tests.support.rights import ACTS, NAMES, NOT_IN_6_2
@@ -34,7 +34,7 @@ def rights_page(page: str) -> str:
     return table.sub(lambda _: _table(), page)
 
 
-def _user(role: Role) -> str:
+def _user(role: AclRole) -> str:
     """Return the command that creates the user of a role."""
     lines = [f"ACL SETUSER {role.name} on >PASSWORD"]
     for rule in role.rules():

@@ -18,8 +18,7 @@ from ..settings import load_settings
 from .support.app_loader import load_app
 from .support.connection import ConnectionOptions
 from .support.errors import Failed, Misuse
-from .support.output import note
-from .support.runner import command
+from .support.runner import Output, command
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -170,7 +169,7 @@ def token(
         ),
     ],
     tokens: TokensFile = None,
-) -> None:
+) -> Output:
     """Make a token, print it once, and add its hash to the token file.
 
     A producer enqueues tasks and follows its own, a viewer reads all, an
@@ -190,5 +189,5 @@ def token(
         made = add_token(tokens, name, [Role(given) for given in role])
     except ConfigurationError as error:
         raise Failed(str(error)) from None
-    typer.echo(made)
-    note(f"added {name} to {tokens}; the token is shown only now")
+    said = f"added {name} to {tokens}; the token is shown only now"
+    return Output({"name": name, "token": made}, made, notes=[said])

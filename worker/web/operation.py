@@ -48,7 +48,7 @@ class Inputs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class View(BaseModel):
+class ResultModel(BaseModel):
     """Base of the results of operations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -134,7 +134,7 @@ class Call:
         """Find a task that the user may read.
 
         Raises:
-            Problem: There is none, a producer did not enqueue it, or several queues have one of this id.
+            Problem: No queue has it, a producer did not enqueue it, or several queues have one of this id.
         """
         producer = self.producer
         found = await find_tasks(producer.gateway, producer.namespace, task_id, queue)

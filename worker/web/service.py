@@ -21,12 +21,12 @@ Authenticate: TypeAlias = Callable[[HTTPConnection], User | Awaitable[User | Non
 """Returns the user of a request, or None for a caller who must sign in."""
 
 MAX_BODY: Final = 4 << 20
-"""Bytes of a request body at most, unless the service is told otherwise."""
+"""Bytes of a request body at most, unless `max_body` is another bound."""
 
 
 @dataclass(slots=True)
 class Service:
-    """What requests share.
+    """State that requests share.
 
     Args:
         source: The app, or a producer where the code of the app is not at hand.

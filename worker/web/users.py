@@ -212,7 +212,7 @@ def add_token(path: Path, name: str, roles: Collection[Role]) -> str:
 
 
 def load_secret(path: Path) -> bytes:
-    """Read the secret that signs cookies and answer links; make the file, with mode 0600, if there is none.
+    """Read the secret that signs cookies and answer links; make the file, with mode 0600, if it is missing.
 
     Raises:
         ConfigurationError: It cannot be read or written, or has fewer than 32 bytes.

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Snooze, State, TaskHandle
 from perdure.queues.delivery.checkpoint import Entry
-from perdure.worker.agents.coherence.checks import Call, View, run_checks
+from perdure.worker.agents.coherence.checks import RecentCall, View, run_checks
 from perdure.worker.agents.coherence.findings import FINDINGS, StoredFindings
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.durable.run import Run
@@ -35,8 +35,8 @@ def wrong(state: dict[str, Any] | None = None, coherence: Coherence | None = Non
 
 def test_a_coherent_agent_has_no_findings() -> None:
     assert wrong() == {}
-    calls = [Call("search", f'{{"q":{number}}}') for number in range(20)]
-    assert wrong({"current": "think"}, calls=calls, sentences=[Call.said("I am done.")] * 4, idle=1799.0) == {}
+    calls = [RecentCall("search", f'{{"q":{number}}}') for number in range(20)]
+    assert wrong({"current": "think"}, calls=calls, sentences=[RecentCall.said("I am done.")] * 4, idle=1799.0) == {}
 
 
 def test_missing_progress_is_found() -> None:
@@ -45,36 +45,36 @@ def test_missing_progress_is_found() -> None:
 
 
 def test_repeated_calls_are_found() -> None:
-    same, other = Call("search", '{"q":1}'), Call("search", '{"q":2}')
+    same, other = RecentCall("search", '{"q":1}'), RecentCall("search", '{"q":2}')
     assert wrong(calls=[same] * 4) == {}
     reported = 'search({"q":1}) was called 5 times in the last 5 calls'
     assert wrong(calls=[same] * 5) == {"repetition": reported}
     assert "5 times in the last 9" in wrong(calls=[same, same, other, other] * 2 + [same])["repetition"]
-    assert wrong(calls=[same] * 5 + [Call("read", str(number)) for number in range(16)]) == {}  # beyond the window
+    assert wrong(calls=[same] * 5 + [RecentCall("read", str(number)) for number in range(16)]) == {}
     assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
 
 
 def test_long_calls_are_compared_by_digest() -> None:
     large = {"text": "x" * 1_000_000, "a": 1}
-    call = Call.of("read", large)
-    assert call == Call.of("read", dict(reversed(large.items())))
-    assert call != Call.of("read", {**large, "text": "x" * 999_999 + "y"})
+    call = RecentCall.of("read", large)
+    assert call == RecentCall.of("read", dict(reversed(large.items())))
+    assert call != RecentCall.of("read", {**large, "text": "x" * 999_999 + "y"})
     assert len(repr(call)) < 300
     assert "was called 5 times" in wrong(calls=[call] * 5)["repetition"]
     assert len(wrong(calls=[call] * 5)["repetition"]) < 300
 
 
 def test_calls_are_repeated_if_their_arguments_are_equal() -> None:
-    calls = [Call.of("search", {"q": "file", "n": 7}), Call.of("search", {"n": 7, "q": "file"})] * 2
+    calls = [RecentCall.of("search", {"q": "file", "n": 7}), RecentCall.of("search", {"n": 7, "q": "file"})] * 2
     assert "was called 4 times" in wrong(calls=calls, coherence=Coherence(repeats=4))["repetition"]
-    assert wrong(calls=[*calls, Call.of("search", {"q": "File", "n": 7})]) == {}
-    assert wrong(calls=[Call.of("search", {"q": "file", "page": number}) for number in range(20)]) == {}
+    assert wrong(calls=[*calls, RecentCall.of("search", {"q": "File", "n": 7})]) == {}
+    assert wrong(calls=[RecentCall.of("search", {"q": "file", "page": number}) for number in range(20)]) == {}
 
 
 def test_repeated_sentences_are_found() -> None:
-    said = [Call.said("Let me\nlook again")] * 5
+    said = [RecentCall.said("Let me\nlook again")] * 5
     assert wrong(sentences=said) == {"repetition": "'Let me look again' was said 5 times in the last 5 messages"}
-    assert wrong(sentences=[Call.said(f"I read page {number}") for number in range(20)]) == {}
+    assert wrong(sentences=[RecentCall.said(f"I read page {number}") for number in range(20)]) == {}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_check_can_be_off(check: str, policy: str) -> None:
     def own(view: View) -> str:
         return f"the goal is {view.goal}"
 
-    view: dict[str, Any] = {"calls": [Call("a", "{}")] * 9, "idle": 9999.0, "verdict": "it plods"}
+    view: dict[str, Any] = {"calls": [RecentCall("a", "{}")] * 9, "idle": 9999.0, "verdict": "it plods"}
     every = {"progress", "repetition", "judge", "own"}
     assert wrong(coherence=Coherence(checks=(own,)), **view).keys() == every
     off: dict[str, Any] = {policy: "off"}

@@ -140,6 +140,7 @@ def test_the_commands_are_these() -> None:
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),
         *(f"server {name}" for name in ("start", "stop", "status", "prepare")),
+        *(f"web {name}" for name in ("run", "token")),
         "drop",
         "bench",
     }
@@ -160,7 +161,7 @@ def test_help_of_every_command_has_an_example_of_it(path: tuple[str, ...]) -> No
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_command_has_the_same_connection_options(path: tuple[str, ...]) -> None:
     options = {option for parameter in LEAVES[path].params for option in parameter.opts}
-    if path[0] in {"keys", "new"}:
+    if path[0] in {"keys", "new"} or path == ("web", "token"):
         return  # they are of no server
     if path[0] == "memory":  # needs no server
         assert {"--memory", "--data-dir"} <= options
@@ -175,6 +176,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
     assert without == {
         ("new",),  # prints paths
         ("worker", "run"),
+        ("web", "run"),
         ("dlq", "export"),  # is JSON already
         ("memory", "export"),
         ("session", "export"),

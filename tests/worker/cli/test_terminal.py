@@ -147,6 +147,8 @@ QUIET = {
     "server stop": "it prints nothing of tasks",
     "server status": "it prints figures of the server",
     "server prepare": "it prints its own arguments",
+    "web run": "it prints a log",
+    "web token": "it prints its own argument, and a token",
     "keys generate": "it prints a key",
     "keys list": "it prints ids of keys",
     "config set": "it prints its own arguments",

@@ -24,7 +24,7 @@ _SHOWN: Final = 120
 _SPACE: Final = re.compile(r"\s+")
 
 
-class Call(NamedTuple):
+class RecentCall(NamedTuple):
     """A tool call, or a sentence, which has no tool.
 
     Attributes:
@@ -37,13 +37,13 @@ class Call(NamedTuple):
     digest: str = ""
 
     @classmethod
-    def of(cls, tool: str, arguments: Mapping[str, Any]) -> Call:
+    def of(cls, tool: str, arguments: Mapping[str, Any]) -> RecentCall:
         """Return a call of bounded size, equal for arguments in another order."""
         data = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
         return cls(tool, _shown(data.decode()), _digest(data))
 
     @classmethod
-    def said(cls, sentence: str) -> Call:
+    def said(cls, sentence: str) -> RecentCall:
         """Return a sentence of bounded size."""
         return cls("", _shown(_SPACE.sub(" ", sentence).strip()), _digest(sentence.encode()))
 
@@ -86,8 +86,8 @@ class RecentCalls:
     def __init__(self, window: int, clock: Callable[[], float] | None = None) -> None:
         """window: number of the latest calls, sentences and events that are kept."""
         self._clock = clock or RUNTIME.monotonic
-        self.calls: deque[Call] = deque(maxlen=window)
-        self.sentences: deque[Call] = deque(maxlen=window)
+        self.calls: deque[RecentCall] = deque(maxlen=window)
+        self.sentences: deque[RecentCall] = deque(maxlen=window)
         self.events: deque[Event] = deque(maxlen=window)
         self.progressed = self._clock()
 
@@ -105,11 +105,11 @@ class RecentCalls:
         self.events.append(event)
         progress = event.type in _PROGRESS
         if isinstance(event, ToolCalled):
-            call = Call.of(event.tool, event.arguments)
+            call = RecentCall.of(event.tool, event.arguments)
             progress = all(call.identity != one.identity for one in self.calls)
             self.calls.append(call)
         elif isinstance(event, MessageAdded) and event.message.role == "assistant" and event.message.content:
-            self.sentences.append(Call.said(event.message.content))
+            self.sentences.append(RecentCall.said(event.message.content))
         if progress and not from_earlier_run:
             self.note_progress()
         return progress
@@ -133,8 +133,8 @@ class View:
 
     state: Mapping[str, Any]
     goal: str
-    calls: Sequence[Call] = ()
-    sentences: Sequence[Call] = ()
+    calls: Sequence[RecentCall] = ()
+    sentences: Sequence[RecentCall] = ()
     events: Sequence[Event] = ()
     prompt: Any = None
     verdict: str = ""

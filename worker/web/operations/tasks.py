@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ..operation import Call, Inputs, QueueText, TaskIdText, View, operation
+from ..operation import Call, Inputs, QueueText, ResultModel, TaskIdText, operation
 from ..users import Role
 
 
@@ -17,7 +17,7 @@ class OneTask(Inputs):
     queue: QueueText | None = Field(None, description="Queue of the task, if several queues have one of this id.")
 
 
-class TaskView(View):
+class TaskView(ResultModel):
     """A task as its record has it."""
 
     id: str
