@@ -342,7 +342,7 @@ async def test_no_script_uses_a_key_that_it_has_deleted(
         await gateway.command("DEL", partition.ready, partition.nudge, partition.due, partition.dead, partition.seen)
         await gateway.command("DEL", partition.timeline, partition.versions, partition.task_versions("t"))
         await gateway.command("DEL", namespace.sharing("q"), namespace.workers, namespace.worker("w"), namespace.config)
-        await gateway.command("DEL", namespace.schedules)
+        await gateway.command("DEL", namespace.schedules, namespace.pauses, namespace.jobs)
         for task in ("due", "not-due", "dead"):
             await gateway.command("DEL", *partition.run_keys(task))
 
@@ -402,5 +402,7 @@ async def stored_data(gateway: Gateway, namespace: Namespace, partition: Partiti
             ("HSET", namespace.worker("w"), "old", 1),
             ("HSET", namespace.config, "lease", 30),
             ("ZADD", namespace.schedules, LATER, "nightly"),
+            ("HSET", namespace.pauses, "revision", 1),
+            ("ZADD", namespace.jobs, LATER, "purge"),
         ]
     )

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from perdure import App, Context, Settings
+from perdure import App, Context, Settings, TaskHandle
 from perdure.queues.transport.address import Node
 from perdure.queues.transport.sentinel import FailoverListener
 
@@ -119,7 +120,7 @@ async def test_all_connections_leave_a_primary_that_was_not_demoted(sentinels: S
             running = await waits.enqueue()
             await bounded(started.wait())
             waiting = asyncio.create_task(running.result())
-            await wait_until(lambda: _listens(former), "a waiter has subscribed")
+            await wait_until(lambda: _listens(former, running), "a waiter has subscribed")
             assert former.command("WAIT", 2, 20_000) == 2
             sentinels.replace_primary()
             heir = sentinels.failed_over(former)
@@ -132,8 +133,9 @@ async def test_all_connections_leave_a_primary_that_was_not_demoted(sentinels: S
     assert former.info("replication")["role"] == "master"
 
 
-async def _listens(node: Server) -> bool:
-    return any(client["sub"] == "1" for client in _clients(node))
+async def _listens(node: Server, handle: TaskHandle[Any]) -> bool:
+    found: list[int] = node.command("PUBSUB", "NUMSUB", handle.partition.record(handle.id))
+    return found[1] > 0
 
 
 async def _left(node: Server) -> bool:
