@@ -51,6 +51,7 @@ from .errors import (
     TaskNotFound,
     WaitNotFound,
 )
+from .event_log import read_last_events
 from .inspection.views import find_task
 from .json_form import as_json
 from .junk import count_of
@@ -91,6 +92,9 @@ _REDIRECTS: Final = 128
 
 _PAGE: Final = 100
 """Tasks with open waits that are read at once."""
+
+_LATEST: Final = 200
+"""Events of a task among which an answer is searched."""
 
 _OVERHEAD: Final = 256
 """Bytes that the record and the event of an answer may add to it."""
@@ -155,6 +159,12 @@ class OpenWait:
     def name(self) -> str:
         return wait_name(self.id)
 
+    @property
+    def digest(self) -> str:
+        """Digest of the question: who is asked, why, for which type, what is shown, and the time of its opening."""
+        question = [self.id, self.opened, self.who, self.why, self.schema, self.shows, self.shown]
+        return hashlib.blake2b(orjson.dumps(question, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+
     def summary(self) -> dict[str, Any]:
         """Return the wait as plain data."""
         shown: dict[str, Any] = {
@@ -203,6 +213,13 @@ class Waits(NamedTuple):
 
     open: list[OpenWait]
     early: dict[str, Answer]
+
+
+class GivenAnswer(NamedTuple):
+    """Sender and time of an answer that a wait has got. at: milliseconds of Redis' clock since the epoch."""
+
+    by: str
+    at: int
 
 
 class AnswerReceipt(NamedTuple):
@@ -270,6 +287,27 @@ async def read_waits(gateway: Gateway, partition: Partition, task_id: str) -> Wa
             early[name] = _read_answer(gateway, partition, task_id, name, stored, early=True)
     waits = [replace(wait, answered=True) if wait.id in answered else wait for wait in found]
     return Waits(sorted(waits, key=_opened_at), early)
+
+
+async def find_answer(gateway: Gateway, partition: Partition, task_id: str, wait: str) -> GivenAnswer | None:
+    """Return who has answered a wait, by its id or name; None if no answer is stored or among the latest events.
+
+    Raises `DecryptionError` if the task's data is encrypted, and this process has no key.
+    """
+    wait = _plain_id(wait)
+    if (answer := (await look_at_wait(gateway, partition, task_id, wait)).answer) is not None:
+        return GivenAnswer(answer.by, answer.at)
+    for event in await read_last_events(gateway, partition, task_id, _LATEST):
+        data = event.data
+        if event.type == "answered" and isinstance(data, dict) and wait in (data.get("wait"), _named(data)):
+            by = data.get("by")
+            return GivenAnswer(by if isinstance(by, str) else "", event.at)
+    return None
+
+
+def _named(data: Mapping[str, Any]) -> str:
+    wait = data.get("wait")
+    return wait_name(wait) if isinstance(wait, str) else ""
 
 
 async def read_live_waits(gateway: Gateway, partition: Partition, task_id: str) -> Waits:
@@ -363,6 +401,7 @@ async def answer_wait(
     limit: int = DEFAULT_PAYLOAD_LIMIT,
     token: str | None = None,
     shows: str | None = None,
+    question: str | None = None,
 ) -> AnswerReceipt:
     """Answer a wait of a task, or of its last successor.
 
@@ -379,6 +418,8 @@ async def answer_wait(
         token: By which the wait was found: one with another token does not take the answer.
         shows: Digest of what the sender was shown: a wait that shows something else does not take the answer. None for
             what it shows now.
+        question: `OpenWait.digest` of the question that the sender has read: a wait with another question, or that was
+            opened again since, does not take the answer. None for the question that is open now.
 
     Raises:
         WaitNotFound: The task has no such wait, or several.
@@ -397,7 +438,8 @@ async def answer_wait(
     if not is_wait_id(wait):
         check_name("name of a wait", wait)
     by_id = token is not None or is_wait_id(wait)
-    sent = _Sent(_plain_id(wait), by_id, encoded, by, answer_digest(answer_id or new_task_id()), token, shows)
+    digest = answer_digest(answer_id or new_task_id())
+    sent = _Sent(_plain_id(wait), by_id, encoded, by, digest, token, shows, question)
     known: Partition | None = partition
     for _ in range(_REDIRECTS):
         if known is None:
@@ -424,6 +466,7 @@ async def answer_wait(
 class _Sent(NamedTuple):
     """An answer on its way. wait: id or name, by_id says which. encoded: its JSON. shows: digest of what was shown.
 
+    question: digest of the question that its sender has read.
     asked: whether a task that this one continues has asked by this name.
     """
 
@@ -434,6 +477,7 @@ class _Sent(NamedTuple):
     digest: str
     token: str | None
     shows: str | None = None
+    question: str | None = None
     asked: bool = False
 
 
@@ -456,6 +500,8 @@ async def _send(gateway: Gateway, partition: Partition, task_id: str, sent: _Sen
         if found is not None:
             if sent.shows not in (None, found.shows):
                 raise AnswerRefused(task_id, found.id, "it shows something else now than what this answer is for")
+            if sent.question not in (None, found.digest):
+                raise AnswerRefused(task_id, found.id, "it asks another question now than what this answer is for")
             if found.schema is not None:
                 _check_schema(task_id, found, sent.encoded)
             shown, kind, target = found.id, f"answer:{found.id}", (found.id, found.head)
@@ -530,17 +576,28 @@ async def _target(gateway: Gateway, partition: Partition, task_id: str, sent: _S
 
 
 def _check_schema(task_id: str, wait: OpenWait, encoded: bytes) -> None:
-    """Raise `InvalidAnswer` if an answer does not fit. A schema that cannot be used checks nothing: the run does."""
-    schema = {"type": "object", "properties": {"answer": wait.schema}}
-    definitions = (wait.schema or {}).get("$defs")
-    if definitions is not None:
-        schema = {**schema, "$defs": definitions}
-    try:
-        problems = find_problems(schema, b'{"answer":' + encoded + b"}")
-    except UnusableSchema:
-        return
-    if problems:
+    """Raise `InvalidAnswer` if an answer does not fit."""
+    if problems := answer_problems(wait.schema or {}, encoded):
         raise InvalidAnswer(task_id, wait.id, problems)
+
+
+def answer_problems(schema: dict[str, Any], encoded: bytes) -> list[str]:
+    """Return what is wrong with an answer, each with its path from `answer`.
+
+    A schema that cannot be used checks nothing: the run does.
+
+    Args:
+        schema: JSON schema of the answer, or of a part of it with the definitions of the whole.
+        encoded: The answer as JSON.
+    """
+    whole = {"type": "object", "properties": {"answer": schema}}
+    definitions = schema.get("$defs")
+    if definitions is not None:
+        whole["$defs"] = definitions
+    try:
+        return find_problems(whole, b'{"answer":' + encoded + b"}")
+    except UnusableSchema:
+        return []
 
 
 # the index

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import anyio
 import orjson
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from ..queues.catalog import Catalog
 from ..queues.durations import Moment, seconds_until
 from ..queues.envelope import new_task_id
-from ..queues.errors import Refused, SessionError, SessionFailed, SessionNotFound, TaskCancelled, TaskEnded, TaskFailed
+from ..queues.errors import (
+    DecryptionError,
+    KeyMissing,
+    Refused,
+    SessionError,
+    SessionFailed,
+    SessionNotFound,
+    TaskCancelled,
+    TaskEnded,
+    TaskFailed,
+)
 from ..queues.inbox import Sent, check_changes
 from ..queues.inspection.views import checkpoint_fields, find_task
 from ..queues.json_form import encodable
@@ -40,7 +53,7 @@ from .agents.agent import S
 from .agents.journal.history import CannotCorrect, corrected
 from .agents.journal.snapshot import decode_snapshot
 from .agents.resume_notice import NOTE
-from .errors import InvalidArguments, StateMismatch, first_problem
+from .errors import BadSnapshot, InvalidArguments, StateMismatch, first_problem
 from .middleware import EnqueueCall
 
 if TYPE_CHECKING:
@@ -478,3 +491,82 @@ async def correct_session(
                     return Sent(str(turn), 0, State.DEAD)
                 return Sent(record.task_id(record.turn + 1), 0, State.WAITING)
     raise SessionError("could not correct the session: its turns begin and end at the same time; try again")
+
+
+class SentMessage(NamedTuple):
+    """The turn of a message, with the queue of the agent, and its app; None for any."""
+
+    turn: TurnId
+    queue: str
+    app: str | None
+
+
+async def send_by_catalog(
+    producer: Producer,
+    agent: str,
+    session_id: str,
+    text: str,
+    catalog: Catalog,
+    *,
+    queue: str | None = None,
+    app: str | None = None,
+    sender: str = "",
+    message_id: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    skip_failed: bool = False,
+) -> SentMessage:
+    """Send a message to a session of an agent that the catalog has.
+
+    Args:
+        queue, app: Default: those of the session, or those of the agent in the catalog.
+        message_id, inputs, skip_failed: See `send_to_session`.
+
+    Raises:
+        CatalogError: The agent is unknown, or the inputs do not fit it.
+        ValueError: The id of the session is not valid.
+        SessionFailed, SessionFull, SessionError, PayloadTooLarge, NoKey
+    """
+    found = await read_session(producer.gateway, SessionAddress.of(producer.namespace, agent, session_id))
+    if queue is None and found is None:
+        queue = catalog.find(agent, app=app).queue
+    queue = queue or (found.queue if found is not None else "")
+    owner = app or (None if found is None else found.app)
+    if inputs is not None or found is None:
+        for listed in catalog.named(agent, owner):
+            listed.check(orjson.dumps({**(inputs or {}), "goal": ""}))
+    turn = await send_to_session(
+        producer.gateway,
+        producer.namespace,
+        agent,
+        session_id,
+        text,
+        queue=queue,
+        app=app,
+        sender=sender,
+        message_id=message_id,
+        inputs=None if inputs is None else (orjson.dumps(inputs), ()),
+        skip_failed=skip_failed,
+        limit=producer.payload_limit,
+    )
+    return SentMessage(turn, queue, owner)
+
+
+def session_content(record: SessionRecord) -> dict[str, Any]:
+    """Return the state that the last turn left, and the corrections that wait for the next one.
+
+    If one of them cannot be read, it is missing, and `problem` says why.
+    """
+    content: dict[str, Any] = {"state": None, "corrections": []}
+    try:
+        content["state"] = stored_state(record)
+        content["corrections"] = [asdict(one) for one in record.waiting_corrections()]
+    except KeyMissing as error:  # a worker may have the key
+        content["problem"] = str(error)
+    except (BadSnapshot, DecryptionError) as error:
+        why = error.problem if isinstance(error, BadSnapshot) else error
+        forget = shlex.join(["perdure", "session", "forget", record.agent, record.id])
+        content["problem"] = (
+            f"could not read the state of session {record.name}: {why}; a worker that cannot read it fails the turn; "
+            f"'{forget}' deletes the session"
+        )
+    return content

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
 
-from ...queues.catalog import Catalog
-from ...queues.errors import DecryptionError, KeyMissing
 from ...queues.producer import Producer
 from ...queues.records import State
 from ...queues.sessions.record import (
@@ -25,10 +21,8 @@ from ...queues.sessions.record import (
     read_session,
 )
 from ...queues.sessions.removal import forget_session
-from ...queues.sessions.turns import send_to_session
 from ..agents.journal.history import CannotCorrect, corrected
-from ..errors import BadSnapshot
-from ..session import TurnHandle, correct_session, stored_state
+from ..session import TurnHandle, correct_session, send_by_catalog, session_content, stored_state
 from .support.connection import connected, warn_unserved, where
 from .support.errors import Failed, Misuse, misuse_of
 from .support.options import (
@@ -131,7 +125,7 @@ async def show(producer: Producer, agent: AgentName, session_id: SessionId) -> O
     Example: perdure session show assistant user-42
     """
     record = await _find(producer, agent, session_id)
-    content = _content(record)
+    content = session_content(record)
     if problem := content.get("problem"):
         note(problem)
     state = content["state"]
@@ -146,27 +140,6 @@ async def show(producer: Producer, agent: AgentName, session_id: SessionId) -> O
 def _waiting(correction: Mapping[str, Any]) -> StderrText:
     by = f" by {correction['by']}" if correction["by"] else ""
     return StderrText(f"the next turn applies a correction{by}: {orjson.dumps(correction['changes']).decode()}")
-
-
-def _content(record: SessionRecord) -> dict[str, Any]:
-    """Return the state that the last turn left, and the corrections that wait for the next one.
-
-    If one of them cannot be read, it is missing, and `problem` says why.
-    """
-    content: dict[str, Any] = {"state": None, "corrections": []}
-    try:
-        content["state"] = stored_state(record)
-        content["corrections"] = [asdict(one) for one in record.waiting_corrections()]
-    except KeyMissing as error:  # a worker may have the key
-        content["problem"] = str(error)
-    except (BadSnapshot, DecryptionError) as error:
-        why = error.problem if isinstance(error, BadSnapshot) else error
-        forget = shlex.join(["perdure", "session", "forget", record.agent, record.id])
-        content["problem"] = (
-            f"could not read the state of session {record.name}: {why}; a worker that cannot read it fails the turn; "
-            f"'{forget}' deletes the session"
-        )
-    return content
 
 
 @app.command()
@@ -211,7 +184,7 @@ async def send(
     Example: perdure session send assistant user-42 "Where is my parcel?"
     """
     address = _address(producer, agent, session_id)
-    turn, served, owner = await send_message(
+    turn, served, owner = await send_by_catalog(
         producer,
         agent,
         session_id,
@@ -233,64 +206,6 @@ async def send(
     except TimeoutError as error:
         raise Failed(str(error)) from None
     return Output(sent | {"answer": answer}, answer if isinstance(answer, str) else orjson.dumps(answer).decode())
-
-
-class SentMessage(NamedTuple):
-    """The turn of a message, with the queue of the agent, and its app; None for any."""
-
-    turn: TurnId
-    queue: str
-    app: str | None
-
-
-async def send_message(
-    producer: Producer,
-    agent: str,
-    session_id: str,
-    text: str,
-    catalog: Catalog,
-    *,
-    queue: str | None = None,
-    app: str | None = None,
-    sender: str = "",
-    message_id: str | None = None,
-    inputs: Mapping[str, Any] | None = None,
-    skip_failed: bool = False,
-) -> SentMessage:
-    """Send a message to a session.
-
-    Args:
-        queue, app: Default: those of the session, or those of the agent in the catalog.
-        message_id, inputs, skip_failed: See `send_to_session`.
-
-    Raises:
-        CatalogError: The agent is unknown, or the inputs do not fit it.
-        ValueError: The id of the session is not valid.
-        SessionFailed, SessionFull, SessionError, PayloadTooLarge, NoKey
-    """
-    found = await read_session(producer.gateway, SessionAddress.of(producer.namespace, agent, session_id))
-    if queue is None and found is None:
-        queue = catalog.find(agent, app=app).queue
-    queue = queue or (found.queue if found is not None else "")
-    owner = app or (None if found is None else found.app)
-    if inputs is not None or found is None:
-        for listed in catalog.named(agent, owner):
-            listed.check(orjson.dumps({**(inputs or {}), "goal": ""}))
-    turn = await send_to_session(
-        producer.gateway,
-        producer.namespace,
-        agent,
-        session_id,
-        text,
-        queue=queue,
-        app=app,
-        sender=sender,
-        message_id=message_id,
-        inputs=None if inputs is None else (orjson.dumps(inputs), ()),
-        skip_failed=skip_failed,
-        limit=producer.payload_limit,
-    )
-    return SentMessage(turn, queue, owner)
 
 
 def _inputs(text: str | None) -> dict[str, Any] | None:
@@ -349,7 +264,7 @@ async def export(producer: Producer, agent: AgentName, session_id: SessionId, *,
     Example: perdure session export assistant user-42 -o user-42.jsonl
     """
     record = await _find(producer, agent, session_id)
-    content = _content(record)
+    content = session_content(record)
     with open_output(output) as file:
         print_json_lines([record.summary() | content], file)
         async for message in read_history(producer.gateway, record.address):

@@ -16,7 +16,7 @@ from ....queues.catalog import Catalog, read_catalog
 from ....queues.errors import CatalogError
 from ....queues.keys import check_name
 from ....queues.producer import Producer
-from ..session import SentMessage, send_message
+from ...session import SentMessage, send_by_catalog
 from ..support.errors import Failed
 from ..support.options import problem, read_object
 from .folder import NothingPublished, TakenFile
@@ -48,7 +48,7 @@ async def send(producer: Producer, file: TakenFile, agent: str, session_id: str)
     message = _read(file)
 
     async def sent(catalog: Catalog) -> SentMessage:
-        return await send_message(
+        return await send_by_catalog(
             producer,
             agent,
             session_id,
