@@ -29,8 +29,11 @@ it after the wait is closed. A run that dies in between leaves a token of a clos
 from __future__ import annotations
 
 import hashlib
+import heapq
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -38,7 +41,7 @@ from pydantic_core import PydanticSerializationError
 
 from .delivery.checkpoint import Entry, Kind
 from .delivery.settlement import wake_word
-from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id, plain_data
+from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, is_task_id, new_task_id, plain_data
 from .errors import (
     AnswerRefused,
     DecryptionError,
@@ -92,6 +95,9 @@ _REDIRECTS: Final = 128
 
 _PAGE: Final = 100
 """Tasks with open waits that are read at once."""
+
+_FARTHEST: Final = 2.0**53
+"""Largest score that is an exact number."""
 
 _LATEST: Final = 200
 """Events of a task among which an answer is searched."""
@@ -622,6 +628,75 @@ async def list_waiting(gateway: Gateway, partitions: Sequence[Partition]) -> Asy
                 waits = await read_waits(gateway, partition, task_id)
                 if waits.open:
                     yield WaitingTask(partition, task_id, waits)
+
+
+class WaitingPage(NamedTuple):
+    """A page of tasks with open waits, those that have waited longest first.
+
+    Attributes:
+        tasks: Those that have not ended and whose waits are open.
+        following: Cursor of the next page; empty at the end.
+        read: Tasks that were read for this page.
+        of: Tasks in the index.
+    """
+
+    tasks: list[WaitingTask]
+    following: str
+    read: int
+    of: int
+
+
+_CURSOR: Final = re.compile(r"[0-9]{1,16}-.{1,128}", re.ASCII)
+
+
+async def page_waiting(
+    gateway: Gateway, partitions: Sequence[Partition], *, limit: int, after: str = ""
+) -> WaitingPage:
+    """Return a page of the tasks with open waits. limit: tasks that are read at most.
+
+    Raises:
+        ValueError: `after` is not a cursor that this function returned.
+    """
+    if after and not _CURSOR.fullmatch(after):
+        raise ValueError(f"cursor must be one that an earlier page ended with, got {after!r}")
+    since, _, last = after.partition("-")
+    position = (int(since or 0), last)
+    pages = [
+        [(since, task_id, at) for since, task_id in await _indexed_after(gateway, partition, position, limit + 1)]
+        for at, partition in enumerate(partitions)
+    ]
+    of = sum(await gateway.pipeline([("ZCARD", partition.waiting) for partition in partitions]))
+    merged = list(islice(heapq.merge(*pages), limit + 1))
+    chosen, tasks = merged[:limit], list[WaitingTask]()
+    states = await gateway.pipeline([("HGET", partitions[at].record(name), "state") for _, name, at in chosen])
+    for (_, task_id, at), state in zip(chosen, states, strict=True):
+        if state not in _ENDED:
+            waits = await read_waits(gateway, partitions[at], task_id)
+            if waits.open:
+                tasks.append(WaitingTask(partitions[at], task_id, waits))
+    following = f"{chosen[-1][0]}-{chosen[-1][1]}" if len(merged) > limit else ""
+    return WaitingPage(tasks, following, len(chosen), of)
+
+
+async def _indexed_after(
+    gateway: Gateway, partition: Partition, position: tuple[int, str], limit: int
+) -> list[tuple[int, str]]:
+    """Return times and ids of the tasks of an index behind a position. What is no id was written by another program."""
+    found: list[tuple[int, str]] = []
+    start = 0
+    while len(found) < limit:
+        page = await gateway.command(
+            "ZRANGE", partition.waiting, position[0], "+inf", "BYSCORE", "LIMIT", start, _PAGE, "WITHSCORES"
+        )
+        entries = [
+            (int(min(max(float(score), 0.0), _FARTHEST)), name.decode("utf-8", "replace"))
+            for name, score in zip(page[::2], page[1::2], strict=True)
+        ]
+        found += [entry for entry in entries if entry > position and is_task_id(entry[1])]
+        if len(entries) < _PAGE:
+            break
+        start += _PAGE
+    return found[:limit]
 
 
 _ENDED: Final = frozenset({None, b"succeeded", b"cancelled", b"dead"})
