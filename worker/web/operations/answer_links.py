@@ -20,7 +20,7 @@ from ....queues.keys import Partition
 from ....queues.waits import Waits, answer_digest, read_live_waits
 from ....queues.wording import iso_time
 from ...log import logger
-from ..operation import Call, Inputs, QueueText, TaskIdText, View, operation
+from ..operation import Call, Inputs, QueueText, ResultModel, TaskIdText, operation
 from ..problems import Problem
 from ..users import Role
 from .questions import (
@@ -59,7 +59,7 @@ class MakeAnswerLink(Inputs):
     seconds: int = Field(3 * _DAY, ge=60, le=90 * _DAY, description="Seconds for which the link can be used.")
 
 
-class AnswerLinkView(View):
+class AnswerLinkView(ResultModel):
     """A link that was made. Who has it can answer the question, so send it to the person only."""
 
     url: str
@@ -76,7 +76,7 @@ class OneLink(Inputs):
     link: LinkText
 
 
-class LinkedQuestion(View):
+class LinkedQuestion(ResultModel):
     """The question that a link answers."""
 
     question: QuestionView
@@ -146,7 +146,7 @@ async def make_answer_link(call: Call, given: MakeAnswerLink) -> AnswerLinkView:
         )
     wait = found[0]
     if wait.problem is not None:
-        raise Problem(409, "unreadable-wait", f"the question cannot be read, so nobody can answer it: {wait.problem}")
+        raise Problem(409, "unreadable-wait", f"the question cannot be read and takes no answer: {wait.problem}")
     if wait.answered:
         answered = await answered_problem(call, handle.partition, given.task_id, wait.id)
         raise answered or Problem(409, "already-answered", f"wait {wait.id!r} has an answer already")

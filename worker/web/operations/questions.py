@@ -28,7 +28,7 @@ from ....queues.waits import (
     read_live_waits,
 )
 from ....queues.wording import iso_time
-from ..operation import MAX_LIMIT, Call, Inputs, QueueText, TaskIdText, View, operation
+from ..operation import MAX_LIMIT, Call, Inputs, QueueText, ResultModel, TaskIdText, operation
 from ..problems import Problem, ProblemError
 from ..users import Role
 
@@ -38,7 +38,7 @@ WaitText = Annotated[
 Token = Annotated[str, Field(min_length=1, max_length=TOKEN_LENGTH, description="Token of the wait.")]
 
 
-class QuestionView(View):
+class QuestionView(ResultModel):
     """An open wait of a task. Times are milliseconds of Redis' clock since the epoch."""
 
     task_id: str
@@ -60,7 +60,7 @@ class QuestionView(View):
     problem: str | None = Field(description="Why the question cannot be read.")
 
 
-class QuestionPage(View):
+class QuestionPage(ResultModel):
     """Open questions, those of the task that has waited longest first."""
 
     items: list[QuestionView]
@@ -69,7 +69,7 @@ class QuestionPage(View):
     of: int = Field(description="Tasks that wait for an answer.")
 
 
-class EarlyAnswerView(View):
+class EarlyAnswerView(ResultModel):
     """An answer that came before its question. `by`: its sender. `at`: milliseconds of Redis' clock."""
 
     name: str
@@ -79,7 +79,7 @@ class EarlyAnswerView(View):
     problem: str | None
 
 
-class TaskQuestions(View):
+class TaskQuestions(ResultModel):
     """The open questions of a task, and the answers that came before their questions."""
 
     items: list[QuestionView]
@@ -131,7 +131,7 @@ class AnswerToken(GivenValue):
     token: Token
 
 
-class AnswerView(View):
+class AnswerView(ResultModel):
     """A stored answer. `early`: it is kept for the first wait of its name."""
 
     task_id: str
@@ -189,7 +189,7 @@ async def task_questions(call: Call, given: TaskOfQuestions) -> TaskQuestions:
 async def answer_question(call: Call, given: AnswerQuestion) -> AnswerView:
     """Answer a question of a task.
 
-    The task reads the answer and goes on. An answer by the name of a wait that was not opened yet is kept for the
+    The task reads the answer and continues. An answer by the name of a wait that was not opened yet is kept for the
     first wait of that name. A second answer is refused, and the problem says who gave the first.
     """
     handle = await call.find(given.task_id, given.queue)

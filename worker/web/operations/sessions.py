@@ -24,7 +24,7 @@ from ....queues.sessions.record import (
 from ....queues.sessions.removal import forget_session
 from ...agents.journal.history import CannotCorrect, corrected
 from ...session import TurnHandle, correct_session, send_by_catalog, session_content, stored_state
-from ..operation import MAX_LIMIT, Call, Download, Inputs, QueueText, View, operation
+from ..operation import MAX_LIMIT, Call, Download, Inputs, QueueText, ResultModel, operation
 from ..problems import Problem, ProblemError
 from ..users import Role
 
@@ -34,7 +34,7 @@ SessionText = Annotated[
 ]
 
 
-class SessionView(View):
+class SessionView(ResultModel):
     """A session. Times are milliseconds of Redis' clock since the epoch; 0 if its record cannot be read."""
 
     agent: str
@@ -52,14 +52,14 @@ class SessionView(View):
     failed: str | None = Field(description="Reason of the dead letter, or why the record cannot be read.")
 
 
-class SessionPage(View):
+class SessionPage(ResultModel):
     """Sessions, the one with the latest activity first."""
 
     items: list[SessionView]
     next: str | None = Field(description="Cursor of the next page.")
 
 
-class CorrectionView(View):
+class CorrectionView(ResultModel):
     """A correction of the state that waits for the next turn. changes: new values by path."""
 
     id: str
@@ -67,7 +67,7 @@ class CorrectionView(View):
     changes: dict[str, Any]
 
 
-class SessionDetail(View):
+class SessionDetail(ResultModel):
     """A session with the state that its last turn left."""
 
     session: SessionView
@@ -76,7 +76,7 @@ class SessionDetail(View):
     problem: str | None = Field(description="Why state or corrections cannot be read.")
 
 
-class MessageView(View):
+class MessageView(ResultModel):
     """A message of a session, or an answer of its agent. Its content is text, and no HTML."""
 
     turn: int
@@ -88,7 +88,7 @@ class MessageView(View):
     task_id: str = Field(description="Task of the turn, which exists from its begin until a day after its end.")
 
 
-class MessagePage(View):
+class MessagePage(ResultModel):
     """Messages of a session in their order."""
 
     items: list[MessageView]
@@ -134,7 +134,7 @@ class SendMessage(OneSession):
     skip_failed: bool = Field(False, description="Pass over a turn that is a dead letter.")
 
 
-class SentView(View):
+class SentView(ResultModel):
     """The turn of a message."""
 
     turn: int
@@ -149,7 +149,7 @@ class WaitForTurn(OneSession):
     timeout: float = Field(0, ge=0, le=60, description="Seconds to wait for its end.")
 
 
-class TurnView(View):
+class TurnView(ResultModel):
     """A turn of a session. answer: JSON data; null while it has not ended."""
 
     number: int
@@ -166,14 +166,14 @@ class CorrectSession(OneSession):
     )
 
 
-class CorrectedView(View):
+class CorrectedView(ResultModel):
     """A stored correction. task_id: task of the turn that reads it. state: state of that task."""
 
     task_id: str
     state: str
 
 
-class ForgottenView(View):
+class ForgottenView(ResultModel):
     """A session that was deleted, with the turns that had ended."""
 
     agent: str
