@@ -85,8 +85,37 @@ class WorkerInfo:
     @property
     def memory_share(self) -> float:
         """Share of its memory limit that is used; 0 without a limit."""
-        used, limit = _whole(self.capacity, "memory"), _whole(self.capacity, "memory_limit")
+        used, limit = self.memory, self.memory_limit
         return used / limit if used and limit else 0.0
+
+    @property
+    def status(self) -> str:
+        """`ready`, `not` with the health levels that fail, `blocked`, `presumed dead`, or `?` without a report."""
+        if self.blocked:
+            return "blocked"
+        if self.presumed_dead:
+            return "presumed dead"
+        levels = self.levels
+        failing = [name for name, ok in levels.items() if not ok]
+        return f"not {', '.join(failing)}" if failing else "ready" if levels else "?"
+
+    @property
+    def levels(self) -> dict[str, bool]:
+        """Whether each level of its health report is ok; empty without a report that can be read."""
+        reported: object = self.health  # any JSON, if another program wrote it
+        levels = reported.get("levels") if isinstance(reported, Mapping) else None
+        found = levels if isinstance(levels, list) else []
+        return {str(level["name"]): bool(level["ok"]) for level in found if _is_level(level)}
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes that it uses; None if it does not report them."""
+        return _whole(self.capacity, "memory")
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes that it may use; None without a limit."""
+        return _whole(self.capacity, "memory_limit")
 
     def runs(self, app: str | None) -> bool:
         """Return whether it runs tasks of an app. None: the producer named no app."""
@@ -95,6 +124,10 @@ class WorkerInfo:
     def summary(self) -> dict[str, Any]:
         """Return the worker as plain data, its start as ISO 8601."""
         return asdict(self) | {"started": iso_time(self.started), "presumed_dead": self.presumed_dead}
+
+
+def _is_level(found: object) -> bool:
+    return isinstance(found, dict) and {"name", "ok"} <= found.keys()
 
 
 def _whole(reported: object, name: str) -> int | None:

@@ -254,18 +254,6 @@ async def list_(producer: Producer) -> LiveListing:
     return listing
 
 
-def _health_summary(info: WorkerInfo) -> str:
-    """Return 'ready', the levels that fail, or '?' for a worker of a version without health reports."""
-    if info.blocked:
-        return "blocked"
-    if info.presumed_dead:
-        return "presumed dead"
-    if not info.health:
-        return "?"
-    failing = [str(level["name"]) for level in info.health.get("levels", ()) if not level["ok"]]
-    return f"not {', '.join(failing)}" if failing else "ready"
-
-
 def _capacity(info: WorkerInfo) -> str:
     """Return the share of the slots that a worker may fill now; '-' where it is unknown."""
     reported: object = info.capacity  # any JSON, if another program wrote it
@@ -279,7 +267,7 @@ WORKER_COLUMNS: Final[Sequence[Column[WorkerInfo]]] = (
     Column("queues", lambda info: info.queues, least=8),
     Column("busy", lambda info: f"{info.in_flight}/{info.concurrency}", right=True),
     Column("capacity", _capacity, right=True),
-    Column("health", _health_summary, least=8),
+    Column("health", lambda info: info.status, least=8),
     Column("started", lambda info: Time(info.started), wide=True),
     Column("seen", lambda info: f"{duration(info.seen, whole=True)} ago"),
     Column("host", lambda info: info.host, least=6),

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import pytest
 from perdure.worker.cli.support.output import rendered
-from perdure.worker.cli.top import Overview, overview_screen
+from perdure.worker.cli.top import overview_screen
+from perdure.worker.overview import Overview
 from rich.cells import cell_len
 from rich.console import Console
 
