@@ -215,6 +215,13 @@ def _read_names(data: bytes) -> list[str]:
     return found
 
 
+def _read_rates(data: bytes) -> dict[str, float]:
+    """Decode numbers by name; nothing of any other JSON, if another program wrote it. Raises `ValueError`."""
+    found = orjson.loads(data)
+    each = found.items() if isinstance(found, dict) else ()
+    return {name: float(rate) for name, rate in each if isinstance(rate, (int, float)) and not isinstance(rate, bool)}
+
+
 _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes], Any]]]] = {
     "app": (str, bytes.decode),
     "host": (str, bytes.decode),
@@ -223,7 +230,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "queues": (orjson.dumps, _read_names),
     "concurrency": (str, int),
     "in_flight": (str, int),
-    "rates": (orjson.dumps, orjson.loads),
+    "rates": (orjson.dumps, _read_rates),
     "interval": (str, float),
     "lease": (str, read_seconds),
     "health": (orjson.dumps, orjson.loads),

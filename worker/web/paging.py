@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -41,6 +41,6 @@ def _cursor(name: str) -> str:
 
 def _name(cursor: str) -> str:
     try:
-        return urlsafe_b64decode(cursor.encode()).decode("utf-8", "surrogatepass")
+        return b64decode(cursor.encode(), b"-_", validate=True).decode("utf-8", "surrogatepass")
     except ValueError:
         raise Problem(422, "invalid-cursor", f"cursor must be the `next` of a page, got {cursor[:80]!r}") from None

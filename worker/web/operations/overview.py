@@ -9,13 +9,13 @@ from ....queues.pauses import load_pauses
 from ....queues.supervisors import list_supervisors
 from ....queues.wording import iso_time
 from ...overview import read_overview
-from ..operation import Call, NoInputs, View, operation
+from ..operation import Call, NoInputs, ResultModel, operation
 from ..users import Role
 from .queues import PauseView, QueueView
 from .workers import RunningTaskView, SupervisorView, WorkerView
 
 
-class TotalsView(View):
+class TotalsView(ResultModel):
     """Sums over all queues."""
 
     depth: int = Field(description="Tasks that wait for a worker.")
@@ -34,7 +34,7 @@ class TotalsView(View):
     free_slots: int = Field(description="Slots that they may fill now.")
 
 
-class OverviewView(View):
+class OverviewView(ResultModel):
     """A deployment at one moment."""
 
     at: str | None = Field(description="Time by the clock of Redis.")

@@ -11,13 +11,13 @@ from ....queues.inspection import views
 from ....queues.inspection.views import QueueStats
 from ....queues.pauses import PauseRule
 from ....queues.wording import iso_time
-from ..operation import Call, Inputs, QueueText, View, operation
+from ..operation import Call, Inputs, QueueText, ResultModel, operation
 from ..paging import PageInputs, page_of
 from ..problems import Problem
 from ..users import Role
 
 
-class QueueNumbers(View):
+class QueueNumbers(ResultModel):
     """Numbers of a queue, of one of its lanes, or of one of its partitions."""
 
     depth: int = Field(description="Tasks that wait for a worker.")
@@ -35,7 +35,7 @@ class PartitionView(QueueNumbers):
     index: int
 
 
-class PauseView(View):
+class PauseView(ResultModel):
     """A pause by an operator."""
 
     id: str = Field(description="Id of the pause: the same for the same queue, task and conditions.")
@@ -93,7 +93,7 @@ def _numbers(stats: QueueStats) -> dict[str, Any]:
     return {name: getattr(stats, name) for name in QueueNumbers.model_fields}
 
 
-class QueuePage(View):
+class QueuePage(ResultModel):
     """A page of queues by name."""
 
     items: list[QueueView]

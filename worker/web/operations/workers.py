@@ -14,7 +14,7 @@ from ....queues.presence import WorkerInfo, read_registered
 from ....queues.records import Record
 from ....queues.supervisors import SupervisorInfo, list_supervisors
 from ....queues.wording import iso_time
-from ..operation import Call, Inputs, NoInputs, View, operation
+from ..operation import Call, Inputs, NoInputs, ResultModel, operation
 from ..problems import Problem
 from ..users import Role
 
@@ -22,7 +22,7 @@ _MAX_RUNNING: Final = 1000
 """Running tasks that a list of workers reads."""
 
 
-class RunningTaskView(View):
+class RunningTaskView(ResultModel):
     """A running task in short."""
 
     id: str
@@ -49,7 +49,7 @@ class RunningTaskView(View):
         )
 
 
-class WorkerView(View):
+class WorkerView(ResultModel):
     """A worker as it has registered."""
 
     id: str
@@ -100,7 +100,7 @@ class WorkerView(View):
             started=iso_time(info.started),
             seen=info.seen,
             progress=info.progress,
-            rates=_rates(info.rates),
+            rates=dict(info.rates),
             lease=info.lease,
             levels=info.levels,
         )
@@ -112,14 +112,7 @@ def _number(reported: object, name: str) -> float | None:
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 
-def _rates(reported: object) -> dict[str, float]:
-    if not isinstance(reported, Mapping):
-        return {}
-    found = {str(queue): _number(reported, queue) for queue in reported}
-    return {queue: rate for queue, rate in found.items() if rate is not None}
-
-
-class ChildView(View):
+class ChildView(ResultModel):
     """A child process of a supervisor."""
 
     pid: int
@@ -128,7 +121,7 @@ class ChildView(View):
     worker: str = Field(description="Id of the worker; empty while it starts.")
 
 
-class SupervisorView(View):
+class SupervisorView(ResultModel):
     """A supervisor as it has registered, or its pause if it is gone."""
 
     id: str
@@ -152,21 +145,21 @@ class SupervisorView(View):
         return cls.model_validate(info.summary())
 
 
-class WorkerDetails(View):
+class WorkerDetails(ResultModel):
     """A worker with the tasks that it runs."""
 
     worker: WorkerView
     running: list[RunningTaskView] = Field(description="Tasks that it runs, the ones that run longest first.")
 
 
-class RegistryProblem(View):
+class RegistryProblem(ResultModel):
     """An entry of a registry that another program wrote."""
 
     id: str
     problem: str
 
 
-class WorkersView(View):
+class WorkersView(ResultModel):
     """Workers and supervisors of a deployment."""
 
     workers: list[WorkerDetails]
