@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -31,6 +33,35 @@ def parse_duration(text: str | float, *, positive: bool = False) -> float:
         range_text = "greater than 0" if positive else "0 or more"
         raise ValueError(f"must be a number of seconds, {range_text}; got {text!r}; with a unit: 90s, 15m, 2h, 7d")
     return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PointInTime:
+    """A point in time: `ago` seconds before now, or a time in milliseconds since the epoch."""
+
+    ago: float | None = None
+    ms: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> PointInTime:
+        """Parse a duration before now, such as 2h, or an ISO date or time; local time if it has no offset.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        with suppress(ValueError):
+            return cls(ago=parse_duration(text))
+        try:
+            return cls(ms=round(datetime.fromisoformat(text.strip()).timestamp() * 1000))
+        except (ValueError, OverflowError):
+            raise ValueError(
+                "must be a time before now, such as 90s, 15m, 2h or 7d, or an ISO time such as 2026-11-22T18:00; "
+                f"got {text!r}"
+            ) from None
+
+    def at(self, now_ms: int) -> int:
+        """Return the time in milliseconds."""
+        return self.ms if self.ago is None else now_ms - round(self.ago * 1000)
 
 
 def to_seconds(duration: Duration, what: str = "a duration") -> float:

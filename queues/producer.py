@@ -16,7 +16,7 @@ from collections.abc import (
 from contextlib import aclosing
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic_core import from_json
 
@@ -65,6 +65,15 @@ _logger = logging.getLogger(__name__)
 
 _CATALOG_AGE: Final = 10.0
 """Seconds for which a producer uses the catalog that it has read."""
+
+
+class PreparedTask(NamedTuple):
+    """A task that is checked and encoded, its queue, its rule for unique tasks, and the limit of its queue's depth."""
+
+    message: TaskMessage
+    queue: str
+    unique: UniqueTask | None
+    limit: MaxDepth | None
 
 
 class Producer:
@@ -201,6 +210,60 @@ class Producer:
             ValueError: An option is wrong.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
+        prepared = await self.prepare(
+            task,
+            args,
+            queue=queue,
+            app=app,
+            key=key,
+            task_id=task_id,
+            headers=headers,
+            timeout=timeout,
+            max_attempts=max_attempts,
+            result_ttl=result_ttl,
+            expires=expires,
+            tags=tags,
+            unique=unique,
+            costs=costs,
+            priority=priority,
+            idle=idle,
+            max_depth=max_depth,
+            when_full=when_full,
+            wait_limit=wait_limit,
+        )
+        return await self.send_one(
+            prepared.message,
+            queue=prepared.queue,
+            delay=delay,
+            durability=durability,
+            unique=prepared.unique,
+            limit=prepared.limit,
+        )
+
+    async def prepare(
+        self,
+        task: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        app: str | None = None,
+        key: str | None = None,
+        task_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: Duration | None = None,
+        max_attempts: int | None = None,
+        result_ttl: Duration | None = None,
+        expires: Moment | None = None,
+        tags: Collection[str] = (),
+        unique: Unique | Literal[False] | None = None,
+        costs: Mapping[str, int] | None = None,
+        priority: Priority | None = None,
+        idle: bool | None = None,
+        max_depth: int | Literal[False] | None = None,
+        when_full: WhenFull | None = None,
+        wait_limit: Duration | None = None,
+    ) -> PreparedTask:
+        """Check and encode a task, and look it up in the catalog, for `send_one` and `send`. See `enqueue`."""
         lane, listed = check_lane(priority, idle), None
         if queue is None:
             listed = await self._listed(task, app)
@@ -217,8 +280,7 @@ class Producer:
         elif costs:
             raise ValueError("costs must be without queue, since the catalog says which limits the task has")
         assert queue is not None  # noqa: S101 - it was given, or is that of the catalog
-        limit = _limit(max_depth, when_full, wait_limit, listed)
-        return await self.send_one(message, queue=queue, delay=delay, durability=durability, unique=rule, limit=limit)
+        return PreparedTask(message, queue, rule, _limit(max_depth, when_full, wait_limit, listed))
 
     async def enqueue_many(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import from_json
@@ -27,6 +27,7 @@ class TaskFilter:
         error: Text in the reason, the name or the message of the error, in any case.
         key: The ordering key of the task.
         tags: All of them.
+        headers: All of them, with these values.
         where: Conditions on the arguments, all of them. They are read apart from the record: see `arguments_problem`.
     """
 
@@ -39,6 +40,7 @@ class TaskFilter:
     tags: Collection[str] = ()
     app: str | None = None
     where: Sequence[ArgumentCondition] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def matches(self, record: Record) -> bool:
         """Return whether a record matches, apart from its time and its arguments."""
@@ -48,6 +50,7 @@ class TaskFilter:
             and self.app in (None, record.app)
             and self.key in (None, record.key)
             and all(tag in record.tags for tag in self.tags)
+            and all(record.headers.get(name) == value for name, value in self.headers.items())
             and (self.error is None or self.error.casefold() in _error_text(record))
         )
 
@@ -67,6 +70,8 @@ class TaskFilter:
             found["states"] = sorted(self.states)
         if self.tags:
             found["tags"] = list(self.tags)
+        if self.headers:
+            found["headers"] = dict(self.headers)
         if self.where:
             found["where"] = [str(condition) for condition in self.where]
         return found

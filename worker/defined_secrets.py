@@ -1,16 +1,18 @@
-"""Masking of the arguments that the published definitions of tasks mark as secret."""
+"""Arguments that the published definitions of tasks mark as secret: they are masked, and no filter finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from ..deadletter.letters import DeadLetter
+from ..queues.argument_conditions import ArgumentCondition
 from ..queues.errors import PerdureError
 from ..queues.producer import Producer
 from ..queues.records import Record
 from ..queues.security.secret_arguments import SecretPaths, schema_secrets
+from ..queues.task_filter import is_secret
 
 Shown = TypeVar("Shown", Record, DeadLetter)
 
@@ -42,3 +44,17 @@ async def mask_defined(producer: Producer) -> Callable[[Shown], Shown]:
         return replace(shown, masked=paths) if paths else shown
 
     return masked
+
+
+async def check_conditions(producer: Producer, where: Sequence[ArgumentCondition], task: str | None) -> None:
+    """Refuse conditions on arguments that the catalog marks as secret. task: the only task that they are for.
+
+    Raises:
+        ValueError: A condition is on a secret argument.
+    """
+    for name, paths in (await defined_secrets(producer)).items() if where else ():
+        for condition in where:
+            if task in (None, name) and is_secret(condition, paths):
+                argument = ".".join(condition.path)
+                other = "" if task is not None else ", or name another task"
+                raise ValueError(f"argument {argument!r} of task {name!r} is secret: leave the condition out{other}")

@@ -124,6 +124,20 @@ async def page_tasks(
     return TaskPage(found, _encode(last) if heads and last is not None else None, read, unreadable)
 
 
+async def count_tasks(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> int:
+    """Return the number of tasks in the timelines of one queue or all; a few of them may have expired."""
+    partitions = await queue_partitions(gateway, namespace, queue)
+    counts = await gateway.pipeline_each([("ZCARD", partition.timeline) for partition in partitions])
+    return sum(count for count in counts if isinstance(count, int))
+
+
+async def has_expired(gateway: Gateway, namespace: Namespace, task_id: str, queue: str | None = None) -> bool:
+    """Return whether a task without a record was there: the timeline has its id until the janitor removes it."""
+    partitions = await queue_partitions(gateway, namespace, queue)
+    scores = await gateway.pipeline_each([("ZSCORE", partition.timeline, task_id) for partition in partitions])
+    return any(isinstance(score, bytes) for score in scores)
+
+
 async def _with_arguments(
     gateway: Gateway,
     namespace: Namespace,

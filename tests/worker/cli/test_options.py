@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from perdure.worker.cli.support.options import Delay, PointInTime, read_delay, read_duration, read_time
+from perdure.queues.durations import PointInTime
+from perdure.worker.cli.support.options import Delay, read_delay, read_duration, read_time
 
 SECONDS = {
     "90": 90.0,

@@ -18,11 +18,11 @@ from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.records import State
 from ....queues.runtime import RUNTIME
-from ....queues.task_filter import TaskFilter, is_secret
-from ...defined_secrets import defined_secrets
+from ....queues.task_filter import TaskFilter
+from ...defined_secrets import check_conditions
 from ...job_runner import CancelAct, JobResult, JobRunner
 from .connection import known_partitions, redis_now
-from .errors import Failed, Misuse
+from .errors import Failed, misuse_of
 from .options import (
     AppOption,
     By,
@@ -108,17 +108,10 @@ async def public_conditions(
     producer: Producer, where: Sequence[ArgumentCondition] | None, task: str | None
 ) -> tuple[ArgumentCondition, ...]:
     """Return conditions on arguments. Raises `Misuse` for one on an argument that the catalog marks as secret."""
-    if not where:
-        return ()
-    for name, paths in (await defined_secrets(producer)).items():
-        for condition in where:
-            if task in (None, name) and is_secret(condition, paths):
-                argument = ".".join(condition.path)
-                other = "" if task is not None else ", or name another task with --task"
-                raise Misuse(
-                    f"--where: argument {argument!r} of task {name!r} is secret: leave the condition out{other}"
-                )
-    return tuple(where)
+    conditions = tuple(where or ())
+    with misuse_of("--where"):
+        await check_conditions(producer, conditions, task)
+    return conditions
 
 
 class Words(NamedTuple):

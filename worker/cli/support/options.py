@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from ....queues.argument_conditions import ArgumentCondition
-from ....queues.durations import parse_duration
+from ....queues.durations import PointInTime, parse_duration
 from ....queues.errors import PayloadTooLarge
 from ....queues.keys import check_name
 from ....queues.private_files import replaced_file
@@ -126,32 +126,9 @@ def read_delay(text: str | Delay) -> Delay:
     return text if isinstance(text, Delay) else Delay.of(text)
 
 
-@dataclass(frozen=True, slots=True)
-class PointInTime:
-    """A point in time: `ago` seconds before now, or a time in milliseconds since the epoch."""
-
-    ago: float | None = None
-    ms: int = 0
-
-    def at(self, now_ms: int) -> int:
-        """Return the time in milliseconds."""
-        return self.ms if self.ago is None else now_ms - round(self.ago * 1000)
-
-
 @parser
 def read_time(text: str | PointInTime) -> PointInTime:
-    """Parse a duration before now, such as 2h, or an ISO date or time; local time if it has no offset."""
-    if isinstance(text, PointInTime):
-        return text
-    with suppress(ValueError):
-        return PointInTime(ago=parse_duration(text))
-    try:
-        return PointInTime(ms=round(datetime.fromisoformat(text.strip()).timestamp() * 1000))
-    except (ValueError, OverflowError):
-        raise ValueError(
-            "must be a time before now, such as 90s, 15m, 2h or 7d, or an ISO time such as 2026-11-22T18:00; "
-            f"got {text!r}"
-        ) from None
+    return text if isinstance(text, PointInTime) else PointInTime.parse(text)
 
 
 Since = Annotated[
