@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
+SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua" -o -path "*/dashboard/templates/*.html" -o -path "*/dashboard/static/*.*")
 
 # Groups of pyproject.toml that are installed with the package.
 GROUPS := test check
@@ -14,13 +14,14 @@ GROUPS := test check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-build test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
+.PHONY: help install demo test test-fast test-build test-browser test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
 .PHONY: model replay simulate fuzz bounded evaluate chaos bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
 	  'make demo         kill workers of a task on real files, and show that it completes (about 30 s)' \
 	  'make test         all tests but those of make test-build (about five minutes)' \
+	  'make test-browser the pages of the dashboard in Chromium (PERDURE_SCREENSHOTS=1: and the images of docs)' \
 	  'make test-fast    the unit tests only, without servers and processes' \
 	  'make test-build   the tests of the image, the unit files, the release, the benchmarks and the code in documents' \
   'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
@@ -81,7 +82,12 @@ test-build: install
 	$(PYTEST) $(BUILT)
 
 test-fast: install
-	$(PYTEST) -m 'not integration and not processes and not cluster and not evaluation'
+	$(PYTEST) -m 'not integration and not processes and not cluster and not evaluation and not browser'
+
+# Each process has a browser of its own.
+test-browser: PARALLEL = 2
+test-browser: install
+	$(PYTEST) -m browser tests/worker/dashboard
 
 # What is the same on every Python: the texts of the repository, the model and the simulation, and conformance on fakeredis.
 SAME_ON_EVERY_PYTHON := --ignore=tests/model --ignore=tests/simulation \
@@ -93,7 +99,7 @@ test-python: install
 	@$(if $(REDIS_PY),$(PIP) install --quiet 'redis[hiredis]==$(REDIS_PY)')
 	$(BIN)/python --version
 	$(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'
-	$(PYTEST) -m 'conformance or not (integration or processes or cluster or evaluation)' $(SAME_ON_EVERY_PYTHON)
+	$(PYTEST) -m 'conformance or not (integration or processes or cluster or evaluation or browser)' $(SAME_ON_EVERY_PYTHON)
 
 # WHEEL_PYTHONS: the interpreters that the wheel is installed for.
 test-wheel: WHEEL_PYTHONS ?= $(PYTHON)
@@ -105,14 +111,14 @@ dist: install
 	@$(BIN)/python .ci/dist.py '$(REPOSITORY)'
 
 # COVERAGE_TESTS: which of them, as pytest's -m takes it.
-coverage: COVERAGE_TESTS ?= not cluster and not evaluation
+coverage: COVERAGE_TESTS ?= not cluster and not evaluation and not browser
 coverage: install
 	@rm -f build/coverage*
 	$(PYTEST) -m '$(COVERAGE_TESTS)' --cov --cov-report=
 	$(BIN)/coverage report
 
 # On another server than the bundled Valkey: the conformance suite and the tests of what depends on the kind of server.
-ELSEWHERE := -m '(conformance or integration and not processes) and not cluster and not evaluation' \
+ELSEWHERE := -m '(conformance or integration and not processes) and not cluster and not evaluation and not browser' \
   tests/conformance tests/fundamentals tests/model tests/system tests/topology
 
 test-system: install

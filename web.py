@@ -1,6 +1,7 @@
 """HTTP API and dashboard of a deployment, as ASGI applications. They need the extra `web`."""
 
+from .worker.dashboard.application import dashboard
 from .worker.web.router import router
 from .worker.web.users import Role, User
 
-__all__ = ["Role", "User", "router"]
+__all__ = ["Role", "User", "dashboard", "router"]

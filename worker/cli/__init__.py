@@ -21,6 +21,7 @@
     config.py               config set, unset, show
     server.py               server start, stop, status, prepare
     web.py                  web run, token
+    dashboard.py            perdure dashboard
     lazy.py                 import of a command when it is called
     bench.py, demo.py       perdure bench, perdure demo
     support/                the runner of the commands, and options, connection, output and errors that they share
@@ -68,6 +69,7 @@ COMMANDS = (
     LazyCommand("config", ".config:app", "Store the settings that all workers must share."),
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server, or prepare another."),
     LazyCommand("web", ".web:app", "Serve the HTTP API, and make tokens for its users."),
+    LazyCommand("dashboard", ".dashboard:dashboard", "Serve the dashboard."),
     LazyCommand("bench", ".bench:bench", "Measure Perdure on your server."),
 )
 
@@ -145,7 +147,7 @@ def _explain(error: Any, arguments: Sequence[str]) -> None:
     if message:
         where = error.ctx.command_path if error.ctx else _named(arguments)
         end = "" if message.endswith("?") else ";"
-        clean = load(".support.terminal:clean")
+        clean = load("..shown_text:clean")
         typer.echo(clean(f"perdure: {' '.join(message.split())}{end} see '{where} --help'"), err=True)
 
 

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from ...queues.producer import Producer
 from ..agents.identity import Identity, IdentityVersion, identity_versions, set_identity
 from ..errors import first_problem
+from ..shown_text import clean_json
 from .support.connection import connected
 from .support.errors import Failed, Misuse
 from .support.options import login, read_text
 from .support.output import StderrText, table
 from .support.runner import Output
-from .support.terminal import clean_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

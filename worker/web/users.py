@@ -119,13 +119,12 @@ class TokenFile:
 
     def find(self, token: str) -> User | None:
         """Return the user of a token, or None."""
-        self._refresh()
-        return self._users.get(token_hash(token))
+        return self.find_hash(token_hash(token))
 
-    def named(self, name: str) -> User | None:
-        """Return the user of a name, with the roles that the file gives now; None if it has no such user."""
+    def find_hash(self, digest: str) -> User | None:
+        """Return the user of the token that has a hash, or None."""
         self._refresh()
-        return next((user for user in self._users.values() if user.name == name), None)
+        return self._users.get(digest)
 
     def _refresh(self) -> None:
         try:

@@ -28,7 +28,7 @@ from perdure.queues.schedules.store import ScheduleDefinition, ScheduleStore
 from perdure.worker import cli
 from perdure.worker.cli import commands
 from perdure.worker.cli.lazy import LazyCommand
-from perdure.worker.cli.support.terminal import clean, clean_json
+from perdure.worker.shown_text import clean, clean_json
 
 from tests.support.command_line import BOUND, COMMAND, Answer, call
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, work_off

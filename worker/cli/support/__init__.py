@@ -7,7 +7,6 @@
     options.py             other shared options, their parsers, files to read and to write
     app_loader.py          import of the APP argument
     probe.py               options of the health port
-    terminal.py            escapes of what a terminal would interpret
     events_text.py         an event as one line of text
     worker_process.py      `worker run`: one worker in this process
     supervisor_process.py  `worker run --processes`: a supervisor in this process

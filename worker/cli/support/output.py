@@ -1,13 +1,12 @@
 """Output of the commands: data on stdout, as tables or JSON; messages and a progress bar on stderr.
 
 Text from tasks is untrusted: everything that a command prints goes through this module, which escapes what a terminal
-would interpret (see terminal.py). In JSON it is escaped as \\uXXXX, so that programs read the same value.
+would interpret (see worker/shown_text.py). In JSON it is escaped as \\uXXXX, so that programs read the same value.
 """
 
 from __future__ import annotations
 
 import codecs
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ import orjson
 import typer
 
 from ....queues.wording import duration
-from .terminal import clean, clean_json
+from ...shown_text import clean, clean_json, encode
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -51,15 +50,6 @@ _LARGEST_FLOAT: Final = 10**300
 def _json(data: Any, option: int = 0) -> str:
     """Return JSON in which characters that a terminal interprets are escaped."""
     return clean_json(encode(data, option))
-
-
-def encode(data: Any, option: int = 0) -> str:
-    """Return any data that was read from JSON as JSON: orjson refuses integers of more than 64 bits."""
-    try:
-        return orjson.dumps(data, option=option).decode()
-    except orjson.JSONEncodeError:
-        indent = 2 if option & orjson.OPT_INDENT_2 else None
-        return json.dumps(data, ensure_ascii=False, indent=indent, separators=None if indent else (",", ":"))
 
 
 def note(message: str) -> None:

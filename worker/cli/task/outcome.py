@@ -15,14 +15,14 @@ from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.wording import counted
 from ...job_runner import LIVE
+from ...shown_text import clean, clean_json, encode
 from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse
 from ..support.events_text import describe_event, progress_text
 from ..support.jobs import JobOptions, TaskFilterOptions, cancel_many, preview_tasks
 from ..support.options import Assured, OneTaskId, in_duration
-from ..support.output import AsJson, Styled, encode, state_text, stdout, timestamp
+from ..support.output import AsJson, Styled, state_text, stdout, timestamp
 from ..support.runner import Output, line
-from ..support.terminal import clean, clean_json
 
 if TYPE_CHECKING:  # rich is imported where something is drawn
     from rich.console import RenderableType

@@ -1,13 +1,16 @@
-"""Escapes of the characters that a terminal interprets or hides.
+"""Escapes of the characters that a terminal or a browser interprets or hides.
 
 Text from tasks is untrusted: it could change the title of a terminal, overwrite lines, or show words in another order
-than they are in. This module imports nothing, since errors of the command line use it too.
+than they are in. This module imports little, since errors of the command line use it too.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 _HIDDEN: Final = (
     "\x7f-\x9f"  # DEL and C1
@@ -30,6 +33,15 @@ def clean(text: str) -> str:
 def clean_json(text: str) -> str:
     r"""Escape the same characters of JSON as \uXXXX, which are the same value for a parser."""
     return _IN_TEXT.sub(_escaped_in_json, text)
+
+
+def encode(data: Any, option: int = 0) -> str:
+    """Return any data that was read from JSON as JSON: orjson refuses integers of more than 64 bits."""
+    try:
+        return orjson.dumps(data, option=option).decode()
+    except orjson.JSONEncodeError:
+        indent = 2 if option & orjson.OPT_INDENT_2 else None
+        return json.dumps(data, ensure_ascii=False, indent=indent, separators=None if indent else (",", ":"))
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -1,0 +1,78 @@
+"""Updates of a page while it is shown, over one event stream.
+
+The stream renders the page again and again and sends the part in its block `live` when that has changed, at most once a
+second. A page that takes long to read is read less often, so that open pages cost the server little. Relative times do
+not count as changes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+import anyio
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from ..web.problems import Problem
+from .page import Html
+from .rendering import render
+
+START: Final = "<!-- live -->"
+END: Final = "<!-- end of live -->"
+
+INTERVAL: Final = 1.0
+"""Seconds between two updates."""
+
+_SHARE: Final = 20
+"""A page is read again after this many times the time that reading it took."""
+
+_LONGEST: Final = 30.0
+"""Seconds between two updates at most."""
+
+_PING: Final = 15
+"""Seconds between two comments, which keep proxies from closing the stream."""
+
+_SEND_TIMEOUT: Final = 30
+"""Seconds after which a client that does not read is left."""
+
+_TIME = re.compile(r">[^<]*</time>")
+
+
+def live_part(text: str) -> str:
+    """Return the part of a page that is updated; empty if it has none."""
+    return text.partition(START)[2].partition(END)[0]
+
+
+def live_stream(read: Callable[[], Awaitable[Html | None]]) -> EventSourceResponse:
+    """Return the event stream of a page. read: renders it; returns None if the user may not see it any more."""
+    return EventSourceResponse(
+        _updates(read), ping=_PING, send_timeout=_SEND_TIMEOUT, headers={"X-Accel-Buffering": "no"}
+    )
+
+
+async def _updates(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[ServerSentEvent]:
+    shown = ""
+    before = None
+    while True:
+        started = time.monotonic()
+        try:
+            found = await read()
+            if found is None:
+                yield ServerSentEvent("", event="end")
+                return
+            problem, part = "", live_part(found.text)
+            shown = part
+        except Problem as error:
+            problem, part = error.detail, shown
+        state = (problem, _TIME.sub("", part))
+        if before is None or state != before:
+            yield ServerSentEvent(_with_problem(problem, part), event="live")
+        before = state
+        took = time.monotonic() - started
+        await anyio.sleep(min(max(INTERVAL, took * _SHARE), _LONGEST))
+
+
+def _with_problem(problem: str, part: str) -> str:
+    return render("live_problem.html", "", {"problem": problem}) + part if problem else part

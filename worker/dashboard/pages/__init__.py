@@ -1,0 +1,1 @@
+"""Pages of the dashboard, one module per topic. `application.load_pages` imports them all."""
