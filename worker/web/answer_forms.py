@@ -175,6 +175,7 @@ def read_answer(form: AnswerForm, submitted: Mapping[str, str]) -> Any:
         try:
             if (value := _value(known, text)) is not _LEFT_OUT:
                 values[known.property] = value
+                filled = replace(filled, problem=_problem(form, known, value))
         except ValueError as error:
             filled = replace(filled, problem=str(error))
         fields.append(filled)
@@ -190,6 +191,14 @@ def read_answer(form: AnswerForm, submitted: Mapping[str, str]) -> Any:
         if checked.invalid:
             raise InvalidForm(checked)
     return answer
+
+
+def _problem(form: AnswerForm, known: AnswerField, value: Any) -> str:
+    """Return what is wrong with the value of a field; empty if it fits."""
+    definitions = (form.schema or {}).get("$defs")
+    schema = dict(known.schema) if definitions is None else {**known.schema, "$defs": definitions}
+    found = answer_problems(schema, as_json(value))
+    return found[0].removeprefix("answer: ").removeprefix("answer.") if found else ""
 
 
 class _LeftOut:

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from . import operations
+from .answer_page import answer_routes
 from .binding import problem_response, routes
 from .openapi import document
 from .problems import Problem
@@ -75,7 +76,7 @@ def application(service: Service) -> Starlette:
             yield
 
     found = Starlette(
-        routes=[Route("/openapi.json", openapi), *routes(service)],
+        routes=[Route("/openapi.json", openapi), *answer_routes(service), *routes(service)],
         exception_handlers={HTTPException: _not_routed},
         lifespan=lifespan,
     )
