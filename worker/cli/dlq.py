@@ -18,6 +18,7 @@ from ...deadletter.policy import Reason
 from ...deadletter.replay import Replay, purge_all, replay_all
 from ...queues.delivery.checkpoint import recorded_steps
 from ...queues.doubts import Doubt, read_doubts
+from ...queues.durations import PointInTime
 from ...queues.errors import DecryptionError, QueueError, Unavailable
 from ...queues.explanation.sentences import remedy_for
 from ...queues.jobs import Act, JobPlan
@@ -35,7 +36,6 @@ from .support.options import (
     AppOption,
     Assured,
     OutputFile,
-    PointInTime,
     QueueOption,
     TaskId,
     TaskIds,

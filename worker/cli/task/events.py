@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ....queues.durations import PointInTime
 from ....queues.event_log import TaskEvent, read_last_events, walk_events
 from ....queues.inspection.views import task_logs
 from ....queues.keys import Partition
@@ -21,7 +22,7 @@ from ...durable.journal.parsing import Unreadable, parse_event
 from ..support.connection import TaskOptions, connected, known_partitions, redis_now, where
 from ..support.errors import Misuse
 from ..support.events_text import describe_event
-from ..support.options import PointInTime, QueueOption, TaskNameOption, read_task_id, read_time
+from ..support.options import QueueOption, TaskNameOption, read_task_id, read_time
 from ..support.output import Part, StderrText, ago, table
 from ..support.runner import Output, line
 
