@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ....queues.event_log import TaskEvent, walk_events
+from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
 from ....queues.keys import Partition
+from ....queues.records import State as Condition
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import listed
 from ...durable.journal.event import LOG_BASE, Event
@@ -21,7 +23,7 @@ from ...durable.journal.run_events import Started
 from ...durable.journal.step_record import SNAPSHOT
 from ...errors import BadHistory, StateError
 from .agent_events import Rewound
-from .json_patch import BadPatch, diff
+from .json_patch import BadPatch, Patch, diff
 from .reducer import State, empty_state, reduce
 from .snapshot import BLOB, StoredState, decode_snapshot
 
@@ -260,6 +262,31 @@ _MAX_NAMES: Final = 20
 
 class CannotCorrect(ValueError):
     """A correction that does not fit the state."""
+
+
+class NoStateToCorrect(CannotCorrect):
+    """A correction of a task that is no agent."""
+
+
+async def preview_correction(
+    gateway: Gateway, handle: TaskHandle[Any], wanted: Mapping[str, Any]
+) -> tuple[int, Patch] | None:
+    """Return the number of the last event, and what a correction would change in the state after it.
+
+    None for a task whose state is not known: it has not started, or its log cannot be read; its agent checks then.
+
+    Raises `CannotCorrect`.
+    """
+    try:
+        past = await state_at(gateway, handle.partition, handle.id)
+    except BadHistory:
+        return None
+    if past.agent is None:
+        record = await handle.record()
+        if record.attempts or record.state is Condition.DEAD:
+            raise NoStateToCorrect(f"task {handle.id} has no state to correct: it is not an agent")
+        return None
+    return past.number, diff(past.state, corrected(past.state, wanted))
 
 
 def corrected(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

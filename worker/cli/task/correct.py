@@ -7,13 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from ....queues.errors import CannotResolve, PayloadTooLarge
-from ....queues.handle import TaskHandle
 from ....queues.producer import Producer
 from ....queues.records import State
 from ...agents.coherence.findings import stored_findings
 from ...agents.journal.compaction import compact_state
-from ...agents.journal.history import CannotCorrect, corrected, state_at
-from ...errors import BadHistory
+from ...agents.journal.history import CannotCorrect, NoStateToCorrect, preview_correction
 from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import By, login, read_json
@@ -52,7 +50,12 @@ async def correct(
         raise Misuse("give at least one --field PATH=VALUE, or --continue")
     changes = read_fields(field)
     handle = await task.find(producer)
-    await _check(producer, handle, changes)
+    try:
+        await preview_correction(producer.gateway, handle, changes)
+    except NoStateToCorrect as error:
+        raise Failed(str(error)) from None
+    except CannotCorrect as error:
+        raise Misuse(f"--field: {error}") from None
     by = login() if by is None else by
     sent = await handle.correct(changes, by=by, confirm=proceed)
     when = "the agent reads it before its next step"
@@ -82,21 +85,6 @@ def _field(text: str) -> tuple[str, Any]:
         return path, read_json(value)
     except ValueError:
         return path, value
-
-
-async def _check(producer: Producer, handle: TaskHandle[Any], changes: dict[str, Any]) -> None:
-    """Refuse what does not fit the state in the log. A task that has not started has none: its agent checks."""
-    try:
-        past = await state_at(producer.gateway, handle.partition, handle.id)
-    except BadHistory:
-        return
-    if past.agent is None:
-        record = await handle.record()
-        if record.attempts or record.state is State.DEAD:
-            raise Failed(f"task {handle.id} has no state to correct: it is not an agent")
-        return
-    with misuse_of("--field", CannotCorrect):
-        corrected(past.state, changes)
 
 
 @connected

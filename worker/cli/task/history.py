@@ -11,26 +11,20 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from ....queues.event_log import LogTail, read_log_tail
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import resumable_tasks
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
-from ....queues.records import Record, State
+from ....queues.records import State
 from ....queues.wording import counted, iso_time, short
 from ...agents.journal.archive import read_archived_step
-from ...agents.journal.draft import burial_notes, handoff_of
+from ...agents.journal.current_handoff import current_handoff, received_handoff
 from ...agents.journal.forks import BadEdit, Point
 from ...agents.journal.forks import fork as fork_task
 from ...agents.journal.history import PastState, check_state, state_at
 from ...agents.journal.json_patch import diff
-from ...defined_secrets import mask_defined
 from ...durable.journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
-from ...durable.journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
 from ...durable.journal.step_record import VERSION
-from ...durable.journal.tool_notes import call_text
-from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
-from ...errors import BadHandoff
 from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import AppOption, read_object, read_task_id
@@ -294,57 +288,14 @@ async def handoff(
     Example: perdure task handoff 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --budget 500
     """
     handle = await task.find(producer)
-    record = await handle.record()
-    tail = await read_log_tail(producer.gateway, handle.partition, handle.id)
-    masked = await mask_defined(producer)
-    found = _stored(tail, handle.id, RECEIVED) if received else _current(tail, masked(record))
+    problems: list[str] = []
+    found = await (received_handoff if received else current_handoff)(producer, handle, problems)
+    for problem in problems:
+        note(f"{problem}; made one from the event log instead")
     if found is None:
         raise Failed(f"task {handle.id} has received no handoff document: it continues no other task")
     small = fitted(found, budget, form=lambda one: one.to_json().decode())
     return Output(small.model_dump(mode="json"), fitted_text(found, budget).rstrip())
-
-
-def _current(tail: LogTail, record: Record) -> Handoff:
-    """Return the stored document if it is up to date, else a new one from the event log."""
-    stored = _stored(tail, record.id, HANDOFF)
-    if stored is not None and stored.events == tail.number and record.state is not State.RUNNING:
-        return stored
-    step = () if record.step is None or record.state is not State.RUNNING else (record.step,)
-    why = _why(tail, record)
-    goal = call_text(record.task or "?", record.shown_arguments() or b"{}")
-    notes: Iterable[str] = ()
-    if why == "burial":
-        error = record.error or {}
-        texts = [str(error.get(name, "")) for name in ("error", "message")]
-        notes = burial_notes(tail.events, record.id, record.reason or "", *texts, intents=tail.intents)
-    made = handoff_of(
-        tail, task=record.task or "?", session=record.id, why=why, goal=goal, in_flight=step, attention=notes
-    )
-    at = tail.events[-1].at if tail.events else tail.now
-    return made if why == "asked" else made.model_copy(update={"at": record.finished_at or at})
-
-
-def _why(tail: LogTail, record: Record) -> Why:
-    if record.state is State.SUCCEEDED:
-        return "finished"
-    if record.state is State.DEAD:
-        return "burial"
-    last = tail.events[-1].type if tail.events else ""
-    stop = stop_of_event(last)
-    if stop in (StopReason.LOST, StopReason.FAILED, StopReason.RELEASED):
-        return STOP_RULES[stop].why or "asked"
-    return "asked"
-
-
-def _stored(tail: LogTail, task_id: str, key: str) -> Handoff | None:
-    data = tail.saved.get(key)
-    if data is None:
-        return None
-    try:
-        return Handoff.from_json(task_id, data)
-    except BadHandoff as error:
-        note(f"{error}; made one from the event log instead")
-        return None
 
 
 @dataclass(slots=True)

@@ -15,10 +15,11 @@ from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.wording import counted
 from ...job_runner import LIVE
+from ...shown_events import progress_text
 from ...shown_text import clean, clean_json, encode
 from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse
-from ..support.events_text import describe_event, progress_text
+from ..support.events_text import describe_event
 from ..support.jobs import JobOptions, TaskFilterOptions, cancel_many, preview_tasks
 from ..support.options import Assured, OneTaskId, in_duration
 from ..support.output import AsJson, Styled, state_text, stdout, timestamp

@@ -27,10 +27,10 @@ from ...durable.journal.function_plan import FunctionPlan, PlannedItem
 from ...durable.journal.handoff.document import OpenPromise
 from ...durable.journal.step_record import PLANNED
 from ...durable.promises import promise_text
+from ...shown_events import progress_text
 from ..artifacts import describe_link, note_damaged, size_text
 from ..budget import spent_line
 from ..support.connection import TaskOptions, connected
-from ..support.events_text import progress_text
 from ..support.output import Time, ago, note, state_text, timestamp
 from ..support.runner import Output
 
