@@ -50,6 +50,10 @@ CUT_UNIT: Final = b"1"
 CUT_ALL: Final = b"all"
 
 
+INTERNAL: Final = "~"
+"""Begins the names of streams for people (call_records.py), which readers of the streams of a task do not get."""
+
+
 class StoredItem(NamedTuple):
     """An entry of a stream.
 
@@ -118,8 +122,9 @@ def entry_id(number: int) -> str:
 
 
 def stream_names(streams: bytes | None) -> list[str]:
-    """Return the names of a task's streams from the field `streams` of its record."""
-    return [] if streams is None else streams.decode("utf-8", "replace").split()
+    """Return the names of a task's streams from the field `streams` of its record, without those for people."""
+    names = [] if streams is None else streams.decode("utf-8", "replace").split()
+    return [name for name in names if not name.startswith(INTERNAL)]
 
 
 def check_stream(name: object) -> str:

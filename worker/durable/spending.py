@@ -42,6 +42,7 @@ from ..errors import BudgetExceeded, first_problem
 from ..log import log_wait, logger
 from .answers import GONE, AnswerCame, AnswerCodec, describe_wait, wait_fields
 from .budget_left import BudgetLeft, budget_text, used_text
+from .call_records import record_charge
 from .continuation import hand_off
 from .joining import CHILDREN
 from .journal.event import Event
@@ -274,6 +275,7 @@ class RunSpending:
         await self.charge(amounts)
         record = StepRecord(b"null", digest).encode()
         await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), wait=False)
+        await record_charge(run, spent, amounts)
 
     async def spend(self, spent: Spent, *, in_step: bool) -> BudgetLeft:
         """Charge what a call has cost, and return what is left; outside of steps, act if a budget is used up then."""
@@ -284,7 +286,11 @@ class RunSpending:
                 amounts["usd"] = nano_dollars(price)
             except ConfigurationError as error:
                 unknown = error
-        await (self.charge(amounts) if in_step else self._charge_once(spent, amounts))
+        if in_step:
+            await self.charge(amounts)
+            await record_charge(self._run, spent, amounts)
+        else:
+            await self._charge_once(spent, amounts)
         if unknown is not None:  # after the tokens are charged
             raise unknown
         if not in_step:

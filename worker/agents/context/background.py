@@ -7,7 +7,7 @@ runs and a prompt should start with the same text each time, also in a resumed r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -23,7 +23,7 @@ from ...memory.memory import RELATIONS
 from ...memory.task_memory import cite_memories, memory_store
 from ..journal.state import AgentState
 
-_BACKGROUND: Final = "#background"
+BACKGROUND: Final = "#background"
 """Checkpoint key of the background."""
 
 _TEXT: Final = 1000
@@ -54,13 +54,25 @@ NO_BACKGROUND: Final = Background()
 
 def read_background(run: Run, goal: str) -> Background | None:
     """Return what was chosen for this goal, if anything was."""
-    data = run.history.saved.get(_BACKGROUND)
+    data = run.history.saved.get(BACKGROUND)
     if data is None:
         return None
     found = orjson.loads(data)
     if found.pop("goal", None) != _digest(goal):
         return None
     return Background(**found)
+
+
+def stored_background(saved: Mapping[str, bytes]) -> Background | None:
+    """Return what is in the fields of a checkpoint, for people; None if there is nothing that can be read."""
+    try:
+        found = orjson.loads(saved.get(BACKGROUND, b"null"))
+    except ValueError:
+        return None
+    match found:
+        case {"profile": list(profile), "memories": list(memories), "left_out": int(left_out)}:
+            return Background([*map(str, profile)], [*map(str, memories)], left_out)
+    return None
 
 
 async def store_background(run: Run, goal: str, chosen: Background) -> None:
@@ -73,8 +85,8 @@ async def store_background(run: Run, goal: str, chosen: Background) -> None:
             "left_out": chosen.left_out,
         }
     )
-    await run.recorder.put(Entry(Kind.SAVED, _BACKGROUND, data), wait=False)
-    run.history.saved[_BACKGROUND] = data
+    await run.recorder.put(Entry(Kind.SAVED, BACKGROUND, data), wait=False)
+    run.history.saved[BACKGROUND] = data
 
 
 def _digest(goal: str) -> str:

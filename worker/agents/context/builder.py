@@ -36,6 +36,7 @@ from .compaction import Summarizer, apply_recorded_summary, compact
 from .conversation import repair
 from .layers import Layers, assemble
 from .prompt import Budgets, Prompt, TokenCounter, default_counter
+from .recorded import record_prompt
 
 R = TypeVar("R")
 
@@ -66,6 +67,8 @@ class ContextBuilder:
         counter: token counter, see `default_counter`.
         summarizer: summarizes all but the last `keep` messages when the context takes `compact_at` of the window.
         retry: how often and how far apart the summarizer is called, see `compact`.
+        keep_prompts: how many prompts of a task are recorded for people, about: the latest, with secrets masked, for as
+            long as the record of the task is kept. 0 for none.
         on_failure: what to do if it returns no usable summary and the prompt does not fit the window without one, see
             `compact`. A digest is used as soon as there is no summary.
     """
@@ -85,6 +88,7 @@ class ContextBuilder:
     keep: int = 20
     retry: Retry = field(default_factory=Retry)
     on_failure: Literal["error", "digest"] = "error"
+    keep_prompts: int = 50
 
     def __post_init__(self) -> None:
         counts: tuple[tuple[str, str, object], ...] = (
@@ -98,6 +102,8 @@ class ContextBuilder:
         for name, texts in (("rules", self.rules), ("profile", profile), ("tools", self.tools)):
             if isinstance(texts, str):
                 raise ValueError(f"{name} must be a list of texts, got {texts!r}")
+        if type(self.keep_prompts) is not int or self.keep_prompts < 0:
+            raise ValueError(f"keep_prompts must be a number of prompts, 0 or more, got {self.keep_prompts!r}")
         if not 0 < self.compact_at <= 1:
             raise ValueError(f"compact_at must be more than 0 and at most 1, got {self.compact_at}")
         if self.last is not None and self.last < 1:
@@ -201,12 +207,21 @@ class ContextBuilder:
             capacity=await _capacity(ctx),
         )
         prompt = self._assemble(run, layers)
-        if self.summarizer is None or prompt.wanted < self.compact_at * self.window:
-            return prompt
+        if self.summarizer is not None and prompt.wanted >= self.compact_at * self.window:
+            prompt = await self._compacted(run, state, self.summarizer, layers, prompt)
+        if self.keep_prompts:
+            current = state.current or ""
+            await record_prompt(run, prompt, window=self.window, plan_step=current, keep=self.keep_prompts)
+        return prompt
+
+    async def _compacted(
+        self, run: Run, state: AgentState, summarizer: Summarizer, layers: Layers, prompt: Prompt
+    ) -> Prompt:
+        """Return the prompt after a compaction of the conversation; the given one if there was nothing to compact."""
         compacted = await compact(
             run,
             state,
-            self.summarizer,
+            summarizer,
             keep=self.keep,
             budget=int(self.window * self.budgets.summary),
             pinned=int(self.window * self.budgets.pinned),

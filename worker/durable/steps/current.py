@@ -152,11 +152,15 @@ class Step(InFlight):
     async def charge(self, spent: Spent) -> BudgetLeft:
         """Charge what a call of the step has cost, see `spend`."""
         from ..budget_left import BudgetLeft
+        from ..call_records import record_charge
 
         run = self._run
         check_place(run, "#spend", own=True, within=True)
         await run.check_stopped()
-        return BudgetLeft() if run.spending is None else await run.spending.spend(spent, in_step=True)
+        if run.spending is not None:
+            return await run.spending.spend(spent, in_step=True)
+        await record_charge(run, spent, spent.amounts)
+        return BudgetLeft()
 
     async def save(self, value: Any) -> None:
         """Save the step's progress: JSON data that `saved` returns when the step runs again.

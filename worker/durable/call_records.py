@@ -1,0 +1,208 @@
+"""Records of calls for people: the prompts of model calls, and what calls have cost.
+
+They are keyed items of streams whose names begin with `~`, which readers of the task's streams do not get. So they are
+fenced, numbered and encrypted as the checkpoint is, are written with it in the background, and are kept as long as the
+record of the task. No run reads them: a resumed run that makes the same record again stores it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.errors import DecryptionError
+from ...queues.keys import Partition
+from ...queues.runtime import RUNTIME
+from ...queues.stream_items import INTERNAL, decode_item, entry_id, key_digest, keyed_place, number_of_id
+from ...queues.transport.gateway import Gateway
+from .run import Run
+from .spent import Spent
+from .steps.current import CURRENT_STEP
+
+PROMPTS: Final = f"{INTERNAL}prompts"
+"""Stream of the prompts of an agent: see worker/agents/context/recorded.py."""
+
+CHARGES: Final = f"{INTERNAL}charges"
+"""Stream of what calls have cost."""
+
+MAX_CHARGES: Final = 1000
+"""Charges that are kept, about; the latest."""
+
+
+async def record_call(run: Run, stream: str, key: str, data: bytes, keep: int) -> None:
+    """Record a call. key: equal for records that are stored once. keep: how many of the stream are kept, about."""
+    place = keyed_place(stream, keep, key_digest(key))
+    await run.recorder.put(Entry(Kind.EMITTED, place, data), wait=False)
+
+
+class CallRecord(NamedTuple):
+    """A stored record of a call.
+
+    Attributes:
+        number: Its place in the stream, from 1.
+        at: Milliseconds of Redis' clock.
+        data: Empty if it cannot be read.
+        problem: Why it cannot be read.
+    """
+
+    number: int
+    at: int
+    data: bytes
+    problem: str | None = None
+
+
+async def read_calls(
+    gateway: Gateway, partition: Partition, task_id: str, stream: str, *, before: int | None = None, limit: int = 1000
+) -> list[CallRecord]:
+    """Return the latest records of a stream, or the latest before a number, the newest first."""
+    newest = "+" if before is None else f"({entry_id(before)}"
+    key = partition.stream(task_id, stream)
+    return _opened(gateway, partition, task_id, stream, await _entries(gateway, "XREVRANGE", key, newest, "-", limit))
+
+
+async def read_call(
+    gateway: Gateway, partition: Partition, task_id: str, stream: str, number: int
+) -> CallRecord | None:
+    """Return one record of a stream, or None."""
+    place, key = entry_id(number), partition.stream(task_id, stream)
+    found = _opened(gateway, partition, task_id, stream, await _entries(gateway, "XRANGE", key, place, place, 1))
+    return found[0] if found else None
+
+
+async def count_calls(gateway: Gateway, partition: Partition, task_id: str, stream: str) -> int:
+    """Return how many records of a stream are kept."""
+    return int(await gateway.command("XLEN", partition.stream(task_id, stream)))
+
+
+async def _entries(gateway: Gateway, command: str, key: str, first: str, last: str, limit: int) -> Sequence[Any]:
+    entries: Sequence[Any] = await gateway.command(command, key, first, last, "COUNT", limit)
+    return entries
+
+
+def _opened(
+    gateway: Gateway, partition: Partition, task_id: str, stream: str, entries: Sequence[Any]
+) -> list[CallRecord]:
+    cipher = gateway.encryptor.of(partition, task_id)
+    found: list[CallRecord] = []
+    for place, fields in entries:
+        number = 0
+        try:
+            number = number_of_id(place.partition(b"-")[0])
+            stored = decode_item(place, fields)
+            if stored.cut:
+                continue
+            found.append(CallRecord(number, stored.at, cipher.decrypt(stored.field(stream), stored.data)))
+        except (DecryptionError, ValueError) as error:
+            found.append(CallRecord(number, 0, b"", str(error)))
+    return found
+
+
+# charges
+
+
+class Charge(NamedTuple):
+    """What one call has cost.
+
+    Attributes:
+        step: Key of its step; empty outside of steps.
+        tries: Number of the step's try.
+        attempt: Attempt of the task.
+        tokens: Of the call together; None if it has not said.
+        usd: Dollars; None if they are not known.
+        model: Name of the model; empty if it has not said.
+    """
+
+    step: str = ""
+    tries: int = 1
+    attempt: int = 1
+    tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    usd: Decimal | None = None
+    model: str = ""
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        usd = None if self.usd is None else str(self.usd)
+        return orjson.dumps(self._replace(usd=None)._asdict() | {"usd": usd})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Charge:
+        """Read what `encode` returned. Raises `ValueError`."""
+        match orjson.loads(data):
+            case {"step": str(step), "tries": int(tries), "attempt": int(attempt), "model": str(model), **more}:
+                tokens, given, returned = (_count(more, name) for name in ("tokens", "input_tokens", "output_tokens"))
+                return cls(step, tries, attempt, tokens, given, returned, _dollars(more.get("usd")), model)
+        raise ValueError("it is no charge")
+
+
+def _count(data: Mapping[Any, object], name: str) -> int | None:
+    found = data.get(name)
+    if found is not None and (type(found) is not int or found < 0):
+        raise ValueError(f"its {name} are no number of tokens")
+    return found
+
+
+def _dollars(text: object) -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        found = Decimal(str(text))
+    except ArithmeticError:
+        raise ValueError("its dollars are no number") from None
+    if not found.is_finite() or found < 0:
+        raise ValueError("its dollars are no amount")
+    return found
+
+
+async def record_charge(run: Run, spent: Spent, amounts: Mapping[str, int]) -> None:
+    """Record what a call has cost. amounts: what was charged, as budgets count it."""
+    step, usage = CURRENT_STEP.get(), spent.usage
+    charge = Charge(
+        "" if step is None else step.key,
+        1 if step is None else step.attempt,
+        run.history.counters.attempts + 1,
+        amounts.get("tokens"),
+        usage.input_tokens,
+        usage.output_tokens,
+        None if "usd" not in amounts else Decimal(amounts["usd"]) / 1_000_000_000,
+        spent.model or "",
+    )
+    await record_call(run, CHARGES, RUNTIME.token(16), charge.encode(), MAX_CHARGES)
+
+
+class StepCost(NamedTuple):
+    """What the calls of one step have cost in one attempt. unpriced: calls whose dollars are not known."""
+
+    step: str
+    attempt: int
+    tries: int
+    calls: int
+    tokens: int
+    usd: Decimal
+    unpriced: int
+    models: tuple[str, ...]
+
+
+def cost_by_step(charges: Sequence[Charge]) -> list[StepCost]:
+    """Sum charges by step and attempt, in the order of their first ones."""
+    groups: dict[tuple[str, int], list[Charge]] = {}
+    for charge in charges:
+        groups.setdefault((charge.step, charge.attempt), []).append(charge)
+    return [
+        StepCost(
+            step,
+            attempt,
+            max(charge.tries for charge in group),
+            len(group),
+            sum(charge.tokens or 0 for charge in group),
+            sum((charge.usd or Decimal(0) for charge in group), Decimal(0)),
+            sum(charge.usd is None for charge in group),
+            tuple(sorted({charge.model for charge in group if charge.model})),
+        )
+        for (step, attempt), group in groups.items()
+    ]
