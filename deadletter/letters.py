@@ -289,7 +289,7 @@ async def scan_letters(
 
     Args:
         shown: See `list_letters`.
-        after: Position after which the scan continues, the oldest letters first.
+        after: Position after which the scan continues, in the same order.
 
     Raises:
         ValueError: The position is not one of a scan.
@@ -297,7 +297,7 @@ async def scan_letters(
     beyond = None if after is None else _read_position(after)
     pages = await asyncio.gather(*(_Pages.begin(gateway, partition, oldest_first, beyond) for partition in partitions))
     for page in pages:
-        if page.problem:
+        if page.problem and after is None:
             refused = _damaged(page.partition, b"0-0", "-", page.problem)
             if wanted.matches(refused):
                 yield ScannedLetter(refused, "", not wanted.where)
@@ -333,6 +333,72 @@ def _read_position(text: str) -> tuple[int, int, str, int]:
     entry, queue, index = text.split(" ")
     milliseconds, number = entry.split("-")
     return int(milliseconds), int(number), queue, int(index)
+
+
+class LetterPage(NamedTuple):
+    """Dead letters of one page, the newest first.
+
+    cursor: continues the list, None after the last page. read: number of letters that were compared. unreadable: those
+    whose arguments the filter has conditions on and that cannot be read, with the problem.
+    """
+
+    letters: list[DeadLetter]
+    cursor: str | None
+    read: int
+    unreadable: list[tuple[DeadLetter, str]]
+
+
+async def page_letters(
+    gateway: Gateway,
+    partitions: Sequence[Partition],
+    wanted: Filter,
+    *,
+    limit: int,
+    max_read: int,
+    cursor: str | None = None,
+    shown: Callable[[DeadLetter], DeadLetter] = _as_stored,
+) -> LetterPage:
+    """Return a page of the matching dead letters of all partitions, the newest first.
+
+    A page may have fewer letters than `limit` before the list ends, because it reads at most `max_read`.
+
+    Args:
+        cursor: That of the previous page.
+        shown: See `list_letters`.
+
+    Raises:
+        ValueError: The cursor is not one of a page.
+    """
+    after = None if cursor is None else _position_of(cursor)
+    page = LetterPage([], None, 0, [])
+    read = 0
+    async for found in scan_letters(gateway, partitions, wanted, shown=shown, after=after):
+        if len(page.letters) == limit or read == max_read:
+            return page._replace(cursor=None if after is None else _cursor_of(after), read=read)
+        read += 1
+        after = found.position or after
+        if found.matches:
+            page.letters.append(found.letter)
+        elif found.problem:
+            page.unreadable.append((found.letter, found.problem))
+    return page._replace(read=read)
+
+
+def _cursor_of(position: str) -> str:
+    return base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
+
+
+def _position_of(cursor: str) -> str:
+    try:
+        position = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode()
+        at, number, *_ = _read_position(position)
+        if not 0 <= max(at, number) < 1 << 63:
+            raise ValueError(position)
+    except ValueError:
+        raise ValueError(
+            f"cursor must be one that an earlier page of the same list ended with, got {cursor[:80]!r}"
+        ) from None
+    return position
 
 
 async def count_letters(gateway: Gateway, partitions: Sequence[Partition]) -> int:
@@ -396,13 +462,16 @@ class _Pages:
         except Refused as error:  # the key has another type
             return cls(gateway, partition, oldest_first, b"", more=False, problem=f"key {partition.dead}: {error}")
         pages = cls(gateway, partition, oldest_first, newest[0][0] if newest else b"", more=bool(newest))
-        if newest and not oldest_first:
-            pages.entries.append(newest[0])
-            pages.last = pages.newest
         if beyond is not None:
             at, number, *place = beyond
-            first = number if place < [partition.queue, partition.index] else number + 1
-            pages.start = b"%d-%d" % (at, first)
+            follows = place < [partition.queue, partition.index]  # so a letter of the same time is still to come
+            if oldest_first:
+                pages.start = b"%d-%d" % (at, number if follows else number + 1)
+            else:
+                pages.last = b"%d-%d" % (at, number + 1 if follows else number)
+        elif newest and not oldest_first:
+            pages.entries.append(newest[0])
+            pages.last = pages.newest
         await pages.load()
         return pages
 

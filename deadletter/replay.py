@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -43,7 +43,9 @@ class Replay:
         args: JSON object that replaces the arguments. Asterisks in the place of a secret keep the stored one.
         merge: Change the arguments by `args` instead, a JSON merge patch (RFC 7396): its members are set in them, and
             null removes one.
-        merged_limit: Most bytes of the arguments after that.
+        merged_limit: Most bytes of the arguments after an edit.
+        check: Called with the letter and its new arguments, as JSON with the secrets; raises an error for those that
+            its task does not take.
         rate: Largest number of replays per second.
     """
 
@@ -52,6 +54,7 @@ class Replay:
     args: bytes | None = None
     merge: bool = False
     merged_limit: int = DEFAULT_PAYLOAD_LIMIT
+    check: Callable[[DeadLetter, bytes], None] | None = field(default=None, repr=False)
     rate: float | None = None
 
     def __post_init__(self) -> None:
@@ -115,10 +118,29 @@ async def _begin_budgets_again(gateway: Gateway, letter: DeadLetter) -> None:
 
 
 async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Replay) -> bytes:
-    """Return new arguments as they are stored: with the stored secrets, and encrypted if the old ones were.
+    """Return new arguments as they are stored: encrypted if the old ones were."""
+    arguments = await edited_arguments(gateway, letter, edited, how)
+    if letter.args is None or letter.raw or letter.envelope is None:
+        return arguments
+    kind = arguments_field(letter.envelope.task, letter.envelope.secrets)
+    return gateway.encryptor.of(letter.partition, letter.id).encrypt(kind, arguments)
+
+
+async def edited_arguments(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Replay) -> bytes:
+    """Return the arguments that a letter has after an edit, as JSON with the stored secrets.
 
     Nothing is merged into arguments that Redis has lost, or that are those of a message which is no task.
+
+    Raises:
+        Errors of `replay`, and of `Replay.check`.
     """
+    arguments = await _with_edit(gateway, letter, edited, how)
+    if how.check is not None:
+        how.check(letter, arguments)
+    return arguments
+
+
+async def _with_edit(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Replay) -> bytes:
     if letter.args is None or letter.raw:
         return merged(b"{}", edited) if how.merge else edited
     if letter.envelope is None:
@@ -127,8 +149,6 @@ async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Repl
             "replay, or replay it unchanged"
         )
     task, secrets = letter.envelope.task, letter.envelope.secrets
-    kind = arguments_field(task, secrets)
-    cipher = gateway.encryptor.of(letter.partition, letter.id)
     read = partial(read_arguments, gateway, letter.partition, letter.id, task, secrets, letter.args, plain=True)
     former = b"{}"
     if how.merge or not gateway.encryptor.active:
@@ -146,7 +166,7 @@ async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes, how: Repl
     if (shown := (*letter.secrets, *letter.masked)) and contains_mask(edited):
         former = await read()
         edited = restore_masked(edited, lambda: former, shown)
-    return cipher.encrypt(kind, edited)
+    return edited
 
 
 async def replay_all(

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import anyio
 from pydantic_core import to_json
 
 from ..deadletter.letters import DAMAGED, DeadLetter, Filter, count_letters, scan_letters
-from ..deadletter.replay import Replay, purge, replay
-from ..queues.errors import JobError, PerdureError, QueueError, Refused, Unavailable
+from ..deadletter.replay import Replay, edited_arguments, purge, replay
+from ..queues.catalog import Catalog
+from ..queues.errors import CatalogError, JobError, PerdureError, QueueError, Refused, Unavailable
 from ..queues.handle import TaskScope, cancel_within
 from ..queues.inspection.timeline import page_tasks
 from ..queues.inspection.views import queue_partitions
 from ..queues.jobs import LEASE_MS, JobCounts, JobFailure, JobPlan, JobStore, StoredJob
+from ..queues.presence import list_workers
 from ..queues.producer import Producer
 from ..queues.records import Record, State
 from ..queues.runtime import RUNTIME
@@ -85,6 +88,13 @@ class _Page(Generic[T]):
 class JobAct(ABC, Generic[T]):
     """Act of a job, and the tasks on which it acts."""
 
+    async def prepare(self) -> None:
+        """Read what the act needs; called once before the first page."""
+
+    async def problem(self, item: T) -> str:
+        """Return why the act would fail for a task, as far as it can be known; empty if it would not."""
+        return ""
+
     @abstractmethod
     async def total(self) -> int:
         """Return the number of tasks that are looked at, about."""
@@ -102,6 +112,65 @@ class JobAct(ABC, Generic[T]):
         async for page in self.pages(None, PAGE):
             for item in page.items:
                 yield item
+
+
+@dataclass(slots=True)
+class JobPreview:
+    """What a job would do now. Nothing is changed.
+
+    Attributes:
+        count: Tasks that it would act on.
+        kinds: Their number by state, or of dead letters by reason.
+        tasks: Their number by name of the task.
+        first: Ids of the first ones.
+        problems: Number of those for which it would fail.
+        failures: The first of them.
+        read: Tasks that were looked at.
+        total: Tasks to look at.
+        complete: Whether all were looked at; if not, the numbers are of the first ones.
+    """
+
+    count: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    tasks: Counter[str] = field(default_factory=Counter)
+    first: list[str] = field(default_factory=list)
+    problems: int = 0
+    failures: list[JobFailure] = field(default_factory=list)
+    read: int = 0
+    total: int = 0
+    complete: bool = True
+
+
+_PREVIEWED: Final = 10
+"""Ids and failures of a preview."""
+
+
+async def preview_job(act: JobAct[Any], max_read: int) -> JobPreview:
+    """Return what an act would do, of the tasks that it would look at first.
+
+    Args:
+        max_read: Tasks that are looked at, about.
+    """
+    await act.prepare()
+    found = JobPreview(total=await act.total())
+    async for page in act.pages(None, PAGE):
+        found.read += page.read
+        problems = [(item, f"its arguments cannot be compared: {problem}") for item, problem in page.unreadable]
+        for item in page.items:
+            found.count += 1
+            found.kinds[str(item.state if isinstance(item, Record) else item.reason)] += 1
+            found.tasks[item.task or "?"] += 1
+            if len(found.first) < _PREVIEWED:
+                found.first.append(item.id)
+            if problem := await act.problem(item):
+                problems.append((item, problem))
+        found.problems += len(problems)
+        for item, problem in problems[: _PREVIEWED - len(found.failures)]:
+            found.failures.append(JobFailure(item.id, _queue_of(item), problem))
+        if found.read >= max_read and page.position is not None:
+            found.complete = False
+            break
+    return found
 
 
 class CancelAct(JobAct[Record]):
@@ -146,13 +215,17 @@ class LetterAct(JobAct[DeadLetter]):
 
     Args:
         how: Options of a replay; None purges.
+        checked: Whether edited arguments must fit what workers have published about the task.
     """
 
-    def __init__(self, producer: Producer, queue: str | None, wanted: Filter, how: Replay | None) -> None:
+    def __init__(
+        self, producer: Producer, queue: str | None, wanted: Filter, how: Replay | None, *, checked: bool = False
+    ) -> None:
         self._producer = producer
         self._queue = queue
         self._wanted = wanted
         self._how = how
+        self._checked = checked
 
     async def total(self) -> int:
         gateway = self._producer.gateway
@@ -178,15 +251,35 @@ class LetterAct(JobAct[DeadLetter]):
                 found, unreadable, read = [], [], 0
         yield _Page(found, None, read, unreadable)
 
+    async def prepare(self) -> None:
+        if self._how is not None and self._checked:
+            self._how = replace(self._how, check=check_by(await self._producer.catalog()))
+
+    async def problem(self, item: DeadLetter) -> str:
+        how = self._how
+        if how is None:
+            return ""
+        if item.reason == DAMAGED:
+            return item.message
+        if how.args is None:
+            return ""
+        try:
+            await edited_arguments(self._producer.gateway, item, how.args, how)
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            return str(error)
+        return ""
+
     async def act(self, item: DeadLetter) -> JobResult:
-        gateway = self._producer.gateway
-        if self._how is None:
+        gateway, how = self._producer.gateway, self._how
+        if how is None:
             done, what = await purge(gateway, item), "purged"
         elif item.reason == DAMAGED:
             reason = f"{item.message}; 'perdure dlq purge {item.id}' deletes it"
             return JobResult(item.id, item.partition.queue, item.task, "failed", reason)
         else:
-            done, what = await replay(gateway, item, self._how), "replayed"
+            done, what = await replay(gateway, item, how), "replayed"
         gone = "another command had replayed or purged it"
         return JobResult(
             item.id, item.partition.queue, item.task, "done" if done else "skipped", what if done else gone
@@ -200,8 +293,9 @@ def job_act(producer: Producer, act: str, plan: JobPlan) -> JobAct[Any]:
             return CancelAct(producer, plan.queue, TaskFilter.parse(plan.filter), unstarted=act == "purge")
         if act not in ("dlq-replay", "dlq-purge"):
             raise ValueError(f"unknown act {act!r}")
+        how = _replay(producer, plan) if act == "dlq-replay" else None
         return LetterAct(
-            producer, plan.queue, Filter.parse(plan.filter), _replay(producer, plan) if act == "dlq-replay" else None
+            producer, plan.queue, Filter.parse(plan.filter), how, checked=bool(plan.options.get("checked"))
         )
     except (ValueError, TypeError, LookupError) as error:
         raise JobError(f"could not read what the job is to do: {error}; a newer version may have stored it") from None
@@ -217,6 +311,39 @@ def _replay(producer: Producer, plan: JobPlan) -> Replay:
         merge=True,
         merged_limit=producer.payload_limit,
     )
+
+
+def check_by(catalog: Catalog) -> Callable[[DeadLetter, bytes], None]:
+    """Return a check of edited arguments by what workers have published; a task of which none has is not checked.
+
+    It raises `CatalogError` for arguments that no app with the task takes. The text holds no values.
+    """
+
+    def check(letter: DeadLetter, arguments: bytes) -> None:
+        error: CatalogError | None = None
+        for task in catalog.named(letter.task, letter.app):
+            try:
+                task.check(arguments)
+            except CatalogError as found:
+                error = error or found
+            else:
+                return
+        if error is not None:
+            raise error
+
+    return check
+
+
+async def who_continues(producer: Producer, name: str) -> str:
+    """Return who continues a job that no process runs now, as a clause."""
+    try:
+        workers = await list_workers(producer.gateway, producer.namespace)
+        alive = any(not worker.presumed_dead for worker in workers)
+    except Refused:  # this user may not read the registry
+        alive = True
+    if alive:
+        return "a worker runs it within seconds"
+    return f"no worker runs now; one continues it when it starts, or 'perdure job run {name}' does"
 
 
 class JobRunner:
@@ -262,6 +389,7 @@ class JobRunner:
             return
         try:
             act = job_act(self._producer, self.job.act, self.job.plan())
+            await act.prepare()
             async for outcome in self._work(self.job, act):
                 yield outcome
         except Unavailable:
@@ -361,8 +489,11 @@ def _outcome_of(item: Any, reply: JobResult | BaseException) -> JobResult:
 
 
 def _failed(item: Record | DeadLetter, reason: str) -> JobResult:
-    queue = item.queue if isinstance(item, Record) else item.partition.queue
-    return JobResult(item.id, queue, item.task, "failed", reason)
+    return JobResult(item.id, _queue_of(item), item.task, "failed", reason)
+
+
+def _queue_of(item: Record | DeadLetter) -> str:
+    return item.queue if isinstance(item, Record) else item.partition.queue
 
 
 class _Pace:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, M
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-import orjson
 import typer
 from pydantic_core import from_json
 
@@ -24,11 +23,9 @@ from ...queues.explanation.sentences import remedy_for
 from ...queues.jobs import Act, JobPlan
 from ...queues.keys import Partition
 from ...queues.producer import Producer
-from ...queues.transport.large_results import scan_fields
-from ...queues.waits import RECORDS
 from ...queues.wording import short
 from ..defined_secrets import mask_defined
-from ..durable.journal.step_record import StepRecord
+from ..recorded_answers import recorded_answers
 from .support.connection import connected, known_partitions, redis_now, where
 from .support.errors import Failed, Misuse, misuse_of
 from .support.jobs import JobOptions, public_conditions, run_as_job
@@ -521,7 +518,7 @@ async def warn_of_answers(producer: Producer, letters: AsyncIterator[DeadLetter]
     """Yield dead letters. Print which answers each has recorded, and to which questions, before it is yielded."""
     async for letter in letters:
         try:
-            found = [answer async for answer in _answers(producer, letter)]
+            found = await recorded_answers(producer, letter)
         except (DecryptionError, ValueError) as error:
             note(f"warning: could not read the recorded answers of task {letter.id}: {error}")
         else:
@@ -533,15 +530,3 @@ async def warn_of_answers(producer: Producer, letters: AsyncIterator[DeadLetter]
                     "StepMismatch, unless the handler asks again (on_mismatch='rerun')"
                 )
         yield letter
-
-
-async def _answers(producer: Producer, letter: DeadLetter) -> AsyncIterator[str]:
-    """Yield what was answered to which question. Raises `DecryptionError`, ValueError."""
-    cipher = producer.gateway.encryptor.of(letter.partition, letter.id)
-    async for name, value in scan_fields(producer.gateway, letter.partition.steps(letter.id), f"d:*{RECORDS}*"):
-        if not name.removeprefix("d:").rpartition("/")[2].startswith(RECORDS):
-            continue
-        record = StepRecord.decode(cipher.decrypt(name, value))
-        outcome = orjson.loads(record.result)
-        answer = short(orjson.dumps(outcome["answer"]).decode()) if "answer" in outcome else "no answer"
-        yield f"{answer} to {record.arguments}"

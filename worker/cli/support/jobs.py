@@ -11,16 +11,14 @@ import anyio
 import typer
 
 from ....queues.argument_conditions import ArgumentCondition
-from ....queues.errors import Refused
 from ....queues.jobs import Act, JobPlan, JobStore, StoredJob
 from ....queues.keys import check_name
-from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.records import State
 from ....queues.runtime import RUNTIME
 from ....queues.task_filter import TaskFilter
 from ...defined_secrets import check_conditions
-from ...job_runner import CancelAct, JobResult, JobRunner
+from ...job_runner import CancelAct, JobResult, JobRunner, who_continues
 from .connection import known_partitions, redis_now
 from .errors import Failed, misuse_of
 from .options import (
@@ -205,16 +203,10 @@ def command_runner(producer: Producer) -> JobRunner:
 
 
 async def whose_turn(producer: Producer, name: str) -> str:
-    """Return who continues a job that no process runs now."""
-    try:
-        workers = await list_workers(producer.gateway, producer.namespace)
-        alive = any(not worker.presumed_dead for worker in workers)
-    except Refused:  # this user may not read the registry
-        alive = True
-    watch = f"'perdure job watch {name}' follows it"
-    if alive:
-        return f"job {name}: a worker runs it within seconds; {watch}"
-    return f"job {name}: no worker runs now; one continues it when it starts, or 'perdure job run {name}' does"
+    """Return who continues a job that no process runs now, and how to follow it."""
+    clause = await who_continues(producer, name)
+    watch = "" if clause.startswith("no worker") else f"; 'perdure job watch {name}' follows it"
+    return f"job {name}: {clause}{watch}"
 
 
 async def follow(producer: Producer, runner: JobRunner, job: StoredJob) -> AsyncIterator[Output]:
