@@ -19,6 +19,7 @@ from ..artifacts.backend import StoredObject
 from ..artifacts.links import ArtifactLink, all_links, orphans, task_links
 from ..artifacts.store import ArtifactStore, artifact_store
 from ..settings import load_settings
+from ..shown_task import damaged_links, describe_link
 from ..workspace.shared_workspace import shared_hashes
 from ..workspace.task_workspace import workspace_hashes
 from .support.connection import ConnectionOptions, TaskOptions, connected, where
@@ -100,15 +101,10 @@ _COLUMNS: Final[Sequence[Column[ArtifactLink]]] = (
 )
 
 
-_SHOWN_DAMAGED: Final = 10
-
-
 def note_damaged(damaged: Sequence[str]) -> None:
     """Print the problems of links that are left out."""
-    for problem in damaged[:_SHOWN_DAMAGED]:
+    for problem in damaged_links(damaged):
         note(problem)
-    if len(damaged) > _SHOWN_DAMAGED:
-        note(f"and {len(damaged) - _SHOWN_DAMAGED} more links that cannot be read")
 
 
 def _target(name: str, output: str | None) -> Path:
@@ -141,11 +137,6 @@ def _copy_to_stdout(file: Path) -> None:
     except OSError as error:
         if error.errno != errno.EPIPE:  # the reader has closed the pipe
             raise Failed(f"could not write to stdout: {error}") from error
-
-
-def describe_link(link: ArtifactLink) -> dict[str, object]:
-    """Return a link as plain data."""
-    return {"name": link.name, "size": link.size, "media_type": link.media_type, "hash": link.hash}
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 from ....queues.budgets.definition import UNITS
-from ....queues.budgets.store import BudgetStore, Ledger
+from ....queues.budgets.store import Ledger
 from ....queues.defaults import MAX_SECONDS
-from ....queues.envelope import shown_data
-from ....queues.errors import DecryptionError, Refused
-from ....queues.event_log import read_log_tail
 from ....queues.explanation.sentences import Explanation
-from ....queues.inspection.views import checkpoint_fields
-from ....queues.keys import Partition
 from ....queues.lanes import NORMAL, lane_of
 from ....queues.producer import Producer
 from ....queues.records import Record, State
-from ....queues.transport.gateway import Gateway
 from ....queues.wording import duration, waited_for
-from ...agents.coherence.findings import StoredFinding, stored_findings
-from ...agents.journal.draft import failed_steps, open_promises_in
-from ...artifacts.links import ArtifactLink, task_links
-from ...defined_secrets import mask_defined
-from ...durable.journal.function_plan import FunctionPlan, PlannedItem
-from ...durable.journal.handoff.document import OpenPromise
-from ...durable.journal.step_record import PLANNED
 from ...durable.promises import promise_text
 from ...shown_events import progress_text
-from ..artifacts import describe_link, note_damaged, size_text
+from ...shown_task import read_shown_task
+from ..artifacts import size_text
 from ..budget import spent_line
 from ..support.connection import TaskOptions, connected
-from ..support.output import Time, ago, note, state_text, timestamp
+from ..support.output import Time, ago, state_text, timestamp
 from ..support.runner import Output
 
 _UNIT: Final = {"tokens": "tokens ", "steps": "steps "}
@@ -47,28 +35,12 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
 
     Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    handle = await task.find(producer)
-    record, explained = (await mask_defined(producer))(await handle.record()), await handle.explain()
-    links = await _links(producer.gateway, handle.partition, handle.id)
-    findings = await _findings(producer.gateway, handle.partition, handle.id)
-    handed = record.handed_to is not None  # then the successor has the promises
-    promises = () if handed else await _promises(producer.gateway, handle.partition, handle.id)
-    plan = await _plan(producer.gateway, handle.partition, handle.id)
-    budgets = await _budgets(producer, handle.partition, handle.id)
+    shown = await read_shown_task(producer, await task.find(producer))
+    record, explained, plan = shown.record, shown.explained, shown.plan
     since = ago(explained.now)
     error = record.error or {}
     return Output(
-        record.summary()
-        | {
-            "crashes": explained.crashes,
-            "result": shown_data(record.shown_result()),
-            "artifacts": [describe_link(link) for link in links],
-            "incoherent": [_describe_finding(finding) for finding in findings],
-            "promises": [promise.model_dump(mode="json", exclude={"wait"}) for promise in promises],
-            "plan": None if plan is None else [item._asdict() for item in plan.items],
-            "budgets": [ledger.summary() for ledger in budgets],
-            "explanation": explained.summary(),
-        },
+        shown.summary(),
         {
             "id": record.id,
             "task": record.task,
@@ -100,20 +72,21 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "heard of": Time(explained.heard_at),
             "step": _step(explained),
             "progress": _progress(record, since),
-            "budget": [_spent(ledger, record.id) for ledger in budgets],
+            "budget": [_spent(ledger, record.id) for ledger in shown.budgets],
             "steps done": explained.steps or None,
             "plan": plan and plan.text,
             "failed step": explained.failed_step,
             "in doubt": [str(doubt) for doubt in explained.doubts],
             "result": _text(record.shown_result()),
-            "artifacts": [f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links],
-            "incoherent": [f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings],
-            "promises": [promise_text(promise) for promise in promises],
+            "artifacts": [f"{link.name}  {size_text(link.size)}  {link.hash}" for link in shown.artifacts],
+            "incoherent": [f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in shown.findings],
+            "promises": [promise_text(promise) for promise in shown.promises],
             "handed to": record.handed_to,
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
         },
         f"\n{error['traceback'].rstrip()}" if error.get("traceback") else None,
+        notes=shown.notes,
     )
 
 
@@ -174,86 +147,10 @@ def _wait(explained: Explanation, since: Since) -> str | None:
     return f"for {waited_for(what)}{sender}{began}{reason}"
 
 
-async def _links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[ArtifactLink]:
-    """Return the artifacts of a task. Print why those are left out that cannot be read."""
-    damaged: list[str] = []
-    try:
-        return await task_links(gateway, partition, task_id, damaged)
-    except DecryptionError as error:
-        damaged.append(str(error))
-        return ()
-    except Refused:
-        note("artifacts are not shown: this user of Redis may not read checkpoints")
-        return ()
-    finally:
-        note_damaged(damaged)
-
-
-async def _findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StoredFinding]:
-    """Return the coherence findings of a task. If they cannot be read, print why and return none."""
-    try:
-        return await stored_findings(gateway, partition, task_id)
-    except DecryptionError as error:
-        note(str(error))
-        return ()
-    except Refused:
-        return ()
-
-
-async def _promises(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[OpenPromise]:
-    """Return the open promises of a task; none if this user may not read its checkpoint."""
-    try:
-        return open_promises_in(task_id, await read_log_tail(gateway, partition, task_id))
-    except Refused:
-        return ()
-
-
-class _Plan(NamedTuple):
-    """Plan of a function, and where the task stands in it."""
-
-    items: Sequence[PlannedItem]
-    text: str
-
-
-async def _plan(gateway: Gateway, partition: Partition, task_id: str) -> _Plan | None:
-    """Return the plan of a function. If it cannot be read, print why and return None."""
-    try:
-        saved = await checkpoint_fields(gateway, partition, task_id, PLANNED)
-    except DecryptionError as error:
-        note(str(error))
-        return None
-    except Refused:
-        return None
-    if (plan := FunctionPlan.decode(saved.get(PLANNED))) is None:
-        return None
-    tail = await read_log_tail(gateway, partition, task_id)
-    known = {"running": tail.intents.keys(), "failed": failed_steps(tail)}
-    items = plan.items(tail.done, **known)
-    number, total, step = plan.position(tail.done, **known)
-    if step is None:
-        return _Plan(items, f"all {total} steps have ended")
-    title = "" if step.title == step.key else f" {step.title}"
-    return _Plan(items, f"step {number} of {total}: {step.key}{title}")
-
-
-async def _budgets(producer: Producer, partition: Partition, task_id: str) -> Sequence[Ledger]:
-    """Return what was spent of the budgets of a task and of its parents; none if this user may not read them."""
-    try:
-        envelope = await producer.gateway.command("HGET", partition.record(task_id), "env")
-        return await BudgetStore(producer.gateway, producer.namespace).of_task(task_id, envelope)
-    except Refused:
-        return ()
-
-
 def _spent(ledger: Ledger, task_id: str) -> str:
     """Return what was spent of a budget: `tokens 150 of 200 (75%)`, and whose it is if it is not that of the task."""
     whose = "" if ledger.ledger == task_id else f"{'' if ledger.name else 'of task '}{ledger.ledger}: "
     return whose + "; ".join(_UNIT.get(unit, "") + spent_line(ledger, unit) for unit in UNITS if unit in ledger.limits)
-
-
-def _describe_finding(finding: StoredFinding) -> dict[str, object]:
-    """Return a finding as plain data."""
-    return {"check": finding.check, "detail": finding.detail, "policy": finding.policy, "event": finding.n}
 
 
 def _text(data: bytes | None) -> str | None:
