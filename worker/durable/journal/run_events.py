@@ -38,6 +38,7 @@ class Resumed(Event):
     Attributes:
         after: Reason why the earlier run stopped.
         gap: Seconds during which no worker ran the task.
+        queued: Seconds of the gap during which its message waited for a worker; None if its worker was lost.
         restored: Number of restored records by kind (steps, events, decisions, messages and so on).
         summary: All of it as one line, for operators.
         text: The same for the user of the task, in plain words.
@@ -46,6 +47,7 @@ class Resumed(Event):
     type: Literal["resumed"] = "resumed"
     after: Literal["crash", "hand_off", "failure", "wait", "replay", "fork"]
     gap: float | None = None
+    queued: float | None = None
     restored: dict[str, int] = Field(default={})
     summary: str = ""
     text: str = ""
@@ -99,10 +101,17 @@ class StepStarted(Event):
 
 @built_in
 class StepCompleted(Event):
-    """Result of a step. result: of a step of a plan; results of other steps are in the checkpoint."""
+    """Result of a step.
+
+    Attributes:
+        result: Of a step of a plan; results of other steps are in the checkpoint.
+        ms: Milliseconds from the start of the step in this run, its tries and the time between them included; 0 of a
+            step of a plan, which has `step_started`.
+    """
 
     type: Literal["step_completed"] = "step_completed"
     attempt: int = 1
+    ms: Count = 0
     result: Any = None
 
 
@@ -477,6 +486,7 @@ class ToolCalled(Event):
         step: Key of the step record.
         call: Id under which the model requested the call.
         clipped: Size of the result in bytes if it was too large for the log, which then has its beginning.
+        ms: Milliseconds from the start of the call in this run, its tries and the time between them included.
     """
 
     type: Literal["tool_called"] = "tool_called"
@@ -487,3 +497,4 @@ class ToolCalled(Event):
     call: str | None = None
     attempt: int = 1
     clipped: int | None = None
+    ms: Count = 0

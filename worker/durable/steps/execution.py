@@ -423,6 +423,7 @@ def _entries(
     files: that the step has changed in the workspace.
     """
     parts: list[Entry] = []
+    took = round((RUNTIME.monotonic() - step.began) * 1000)
     step.noted, step.recorded = None, True  # no intent follows the record, and no item
     if run.failures:
         run.failures.pop(step.key, None)
@@ -435,9 +436,9 @@ def _entries(
     if tool is None:
         if step.note is not None or (run.history.intents and _was_noted(run, step.key)):
             parts.append(close_call(run, step.key))
-        log = _FIRST_ATTEMPT if step.attempt == 1 else orjson.dumps({"attempt": step.attempt})
+        log = b'{"attempt":%d,"ms":%d}' % (step.attempt, took)
         return (Entry(Kind.DONE, step.key, record, log), *parts)
-    event = run.next_entry(tool.event(run, step.key, orjson.loads(result), step.attempt))
+    event = run.next_entry(tool.event(run, step.key, orjson.loads(result), step.attempt, took))
     return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event, tool.count(run, step.key), *parts)
 
 
@@ -445,9 +446,6 @@ def _was_noted(run: Run, key: str) -> bool:
     """Return whether an earlier run has stored that the call was in flight."""
     intent = run.history.intents.get(key)
     return intent is not None and is_note(intent)
-
-
-_FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
 
 
 async def _call_with_retries(

@@ -72,8 +72,8 @@ class LoggedCall:
         self._arguments, self._size = _by_name(fn, args, kwargs)
         self._options = options
 
-    def event(self, run: Run, key: str, result: Any, attempt: int) -> Event:
-        """Return the event of the finished call. result: JSON data.
+    def event(self, run: Run, key: str, result: Any, attempt: int, took: int) -> Event:
+        """Return the event of the finished call. result: JSON data. took: milliseconds.
 
         What is too large for the log is cut: the call was made, and must not be made again because of its log.
         """
@@ -88,6 +88,7 @@ class LoggedCall:
             call=self._options.call,
             attempt=attempt,
             clipped=clipped,
+            ms=took,
             step=key,
         )
 

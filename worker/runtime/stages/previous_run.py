@@ -138,11 +138,20 @@ async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
     event = Resumed(
         after=rule.after,
         gap=resumption.gap,
+        queued=_queued(run, at),
         restored=resumption.restored,
         summary=summary,
         text=resumption.notice(),
     )
     await _log_resumed(run, event, tell=resumption.interrupted)
+
+
+def _queued(run: Run, ended: int | None) -> float | None:
+    """Return the seconds for which the task's message waited for this run; None if an earlier delivery was lost."""
+    if run.history.lost > 0 or ended is None:
+        return None
+    since = max(ended, int(run.delivery.entry.partition(b"-")[0]))
+    return max(0.0, (run.history.read_at - since) / 1000)
 
 
 async def _log_resumed(run: Run, event: Resumed, *, tell: bool) -> None:
