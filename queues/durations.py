@@ -37,27 +37,32 @@ def parse_duration(text: str | float, *, positive: bool = False) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PointInTime:
-    """A point in time: `ago` seconds before now, or a time in milliseconds since the epoch."""
+    """A point in time that an operator names: `ago` seconds before now, or a time in milliseconds since the epoch."""
 
     ago: float | None = None
     ms: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> PointInTime:
-        """Parse a duration before now, such as 2h, or an ISO date or time; local time if it has no offset.
+    def parse(cls, text: str, *, zoned: bool = False) -> PointInTime:
+        """Parse a duration before now, such as 2h, or an ISO date or time, which is local time if it has no offset.
+
+        Args:
+            zoned: Refuse a time without an offset.
 
         Raises:
             ValueError: It is neither.
         """
         with suppress(ValueError):
             return cls(ago=parse_duration(text))
-        try:
-            return cls(ms=round(datetime.fromisoformat(text.strip()).timestamp() * 1000))
-        except (ValueError, OverflowError):
-            raise ValueError(
-                "must be a time before now, such as 90s, 15m, 2h or 7d, or an ISO time such as 2026-11-22T18:00; "
-                f"got {text!r}"
-            ) from None
+        with suppress(ValueError, OverflowError):
+            found = datetime.fromisoformat(text.strip())
+            if not zoned or found.utcoffset() is not None:
+                return cls(ms=round(found.timestamp() * 1000))
+        example = "2026-11-22T18:00Z" if zoned else "2026-11-22T18:00"
+        kind = "an ISO time with a time zone" if zoned else "an ISO time"
+        raise ValueError(
+            f"must be a time before now, such as 90s, 15m, 2h or 7d, or {kind} such as {example}; got {text!r}"
+        )
 
     def at(self, now_ms: int) -> int:
         """Return the time in milliseconds."""
