@@ -1,8 +1,8 @@
 """Hostile text, for every field that the dashboard shows: what must never become markup, script, link or template.
 
-    for text in HOSTILE: ...                 # or @EACH_HOSTILE_TEXT on a test with a parameter `hostile`
-    assert_harmless(response.text)           # HTML of a page that shows them
-    await assert_nothing_ran(page)           # a page in a browser
+for text in HOSTILE: ...                 # or @EACH_HOSTILE_TEXT on a test with a parameter `hostile`
+assert_harmless(response.text)           # HTML of a page that shows them
+await assert_nothing_ran(page)           # a page in a browser
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HOSTILE: Final = {
     "style": f"<style>body{{background:url(https://example.com/{MARK})}}</style>",
     "htmx": f'<div hx-get="/sign-out" hx-trigger="load" hx-on:load="window.{MARK}=1"></div>',
     "server-sent event": f"\n\nevent: live\ndata: <script>window.{MARK}=1</script>\n\n",
-    "template expression": f"{{{{ {MARK} }}}}{{{{ 7*191 }}}}",
+    "template expression": f"{{{{ {MARK} }}}}{{{{ 'was' ~ 'rendered' }}}}",
     "template statement": f"{{% include 'sign_in.html' %}}{{# {MARK} #}}",
     "entities": f"&lt;script&gt;{MARK}&lt;/script&gt;&#x27;&quot;",
     "format": f"{MARK} {{0}} {{request}} %s %(x)s ${{x}}",
@@ -60,7 +60,9 @@ EACH_HOSTILE_TEXT: Final = pytest.mark.parametrize("hostile", list(HOSTILE.value
 ALL_HOSTILE: Final = "\n".join(HOSTILE.values())
 """All of them in one text."""
 
-_HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
+)
 
 _ALLOWED_SCRIPTS = re.compile(r"[\w/.-]*/static/(vendor/)?[\w.-]+\.js\?v=\w+")
 
@@ -95,7 +97,7 @@ def assert_harmless(html: str) -> None:
     shown = re.sub(r'<textarea[^>]*>.*?</textarea>| value="[^"]*"', "", html, flags=re.DOTALL)
     hidden = _HIDDEN.search(shown)
     assert hidden is None, f"{hidden[0]!r} in {shown[max(0, hidden.start() - 80) : hidden.end() + 20]!r}"
-    assert "1337" not in html, "a template in data was run"
+    assert "wasrendered" not in html, "a template in data was run"
 
 
 async def assert_nothing_ran(page: Page) -> None:

@@ -8,8 +8,8 @@ not count as changes.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic
 from typing import Final
 
 import anyio
@@ -56,7 +56,7 @@ async def _updates(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[
     shown = ""
     before = None
     while True:
-        started = time.monotonic()
+        started = monotonic()
         try:
             found = await read()
             if found is None:
@@ -70,7 +70,7 @@ async def _updates(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[
         if before is None or state != before:
             yield ServerSentEvent(_with_problem(problem, part), event="live")
         before = state
-        took = time.monotonic() - started
+        took = monotonic() - started
         await anyio.sleep(min(max(INTERVAL, took * _SHARE), _LONGEST))
 
 

@@ -13,6 +13,7 @@ All async tests of this folder, and their fixtures, run in one event loop, since
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -48,7 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that use the browser, and let all of this folder share an event loop."""
     for item in items:
         if FOLDER in item.path.parents and isinstance(item, pytest.Function):
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            if inspect.iscoroutinefunction(item.function):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            item.add_marker(pytest.mark.integration)
             if "browser_page" in item.fixturenames:
                 item.add_marker(pytest.mark.browser)
 
