@@ -30,10 +30,13 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── InvalidUniqueKey        the arguments make no key for a unique task
 │   ├── InvalidLimitUse         the arguments make no key for a limit of the task, or its cost is too large
 │   ├── InvalidBudgetUse        the arguments make no key for a budget of the task, or there are too many
+│   ├── LimitNotFound           no worker has published a limit of this name
 │   ├── BudgetNotFound          nothing was charged to a budget of this name, key or task yet
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── JobError                a job over many tasks is unknown, its name is taken, or it has ended
 │   ├── ScheduleError           a schedule is unknown, its name is taken, or it cannot be read
+│   │   └── ScheduleNotFound    there is no schedule of this name
+│   ├── ChangedMeanwhile        what a caller wants to change was changed since it was read
 │   ├── PauseError              a pause cannot be stored or removed
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
 │   ├── StreamTrimmed           items of a stream that a reader asked for are not kept any more
@@ -365,6 +368,10 @@ class InvalidBudgetUse(QueueError, ValueError):
     """The arguments of a task make no key for one of its budgets, or it would be charged to too many."""
 
 
+class LimitNotFound(QueueError, LookupError):
+    """No worker has published a limit of this name."""
+
+
 class BudgetNotFound(QueueError, LookupError):
     """There is no budget of this name, or it has no ledger for this key or this task."""
 
@@ -379,6 +386,14 @@ class JobError(QueueError, ValueError):
 
 class ScheduleError(QueueError, ValueError):
     """A schedule cannot be used as asked: it is unknown, its name is taken, or what is stored cannot be read."""
+
+
+class ScheduleNotFound(ScheduleError, LookupError):
+    """There is no schedule of this name."""
+
+
+class ChangedMeanwhile(QueueError):
+    """A limit, a schedule or a budget was changed by someone else since the caller has read it. Nothing was stored."""
 
 
 class PauseError(QueueError):

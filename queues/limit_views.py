@@ -114,6 +114,7 @@ class LimitStatus:
         held_until: Time until which it is held, in milliseconds of Redis' clock; None if it is not.
         breaker: State of its breaker; None without one. open_until: of an open one, in milliseconds.
         problem: What is wrong with it; empty for nothing.
+        revision: Number of its last change by an operator; a change that names it replaces no other one.
     """
 
     name: str
@@ -128,6 +129,7 @@ class LimitStatus:
     open_until: int | None = None
     now: int = 0
     problem: str = ""
+    revision: int = 0
 
     def number(self, name: str) -> int | None:
         """Return a number of tokens; None for no such limit."""
@@ -185,6 +187,7 @@ class LimitStatus:
             "held_until": iso_time(self.held_until),
             "breaker": self.breaker,
             "open_until": iso_time(self.open_until),
+            "revision": self.revision,
             **({"problem": self.problem} if self.problem else {}),
         }
 
@@ -281,6 +284,7 @@ def _status(view: LimitView, waiting: Waiting) -> LimitStatus:
         open_until=open_until,
         now=view.now,
         problem="" if "digest" in view.defined else "no worker has published it: tasks that need it wait",
+        revision=view.revision,
     )
 
 

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from ..defaults import nearest
 from ..envelope import BudgetUse, readable_envelope
 from ..errors import BudgetNotFound, DecryptionError, Refused, WrongType
 from ..junk import report_once
@@ -21,13 +22,16 @@ from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import pairs, queue_script
 from ..wording import iso_time
-from .definition import UNITS, budget_name, from_amount
+from .definition import UNITS, amount_text, budget_name, from_amount
 
 KEPT_MS: Final = 400 * 86_400_000
 """Milliseconds for which a ledger without a window is kept after its last charge; as long as an open wait."""
 
 MAX_LISTED: Final = 10_000
 """Most ledgers of one list."""
+
+_NAMED: Final = 5
+"""Keys of a budget that an error names."""
 
 ASKER_LIFE: Final = 900.0
 """Seconds after which a task that waits for a budget must have looked again; else another one asks a person."""
@@ -69,7 +73,7 @@ class Ledger(NamedTuple):
     """A ledger for people.
 
     limits: with raises, as of the last charge. total: what was spent before the last reset. label: text of its key.
-    at: milliseconds of the last charge. by: who raised it last.
+    at: milliseconds of the last charge. by: who raised it last. raises: as `Standing.raises`.
     """
 
     ledger: str
@@ -82,6 +86,7 @@ class Ledger(NamedTuple):
     ends_ms: int | None
     asker: str
     by: str
+    raises: int = 0
 
     @property
     def name(self) -> str:
@@ -92,6 +97,18 @@ class Ledger(NamedTuple):
     def used_up(self) -> bool:
         """Whether nothing is left of one of its units."""
         return any(self.spent.get(unit, 0) >= limit for unit, limit in self.limits.items())
+
+    def spent_text(self, unit: str) -> str:
+        """Return what was spent of a unit: `$4.10 of $5.00 (82 %)`."""
+        spent, limit = self.spent.get(unit, 0), self.limits.get(unit)
+        text = amount_text(unit, spent, bare=True)
+        if limit is not None:
+            text += f" of {amount_text(unit, limit, bare=True)} ({spent / limit:.0%})"
+        if added := self.raised.get(unit):
+            text += f", {amount_text(unit, added, bare=True)} of it added"
+        if total := self.total.get(unit):
+            text += f", and {amount_text(unit, total, bare=True)} before the last reset"
+        return text
 
     def summary(self) -> dict[str, Any]:
         """Return it as JSON data: money in dollars, time in seconds."""
@@ -191,6 +208,83 @@ class BudgetStore:
         (found,) = await self._load([ledger])
         return found
 
+    async def find(self, which: str) -> Ledger:
+        """Return the ledger of a task, of a named budget without keys, or of `NAME:KEY`.
+
+        Raises:
+            BudgetNotFound: There is none, or the budget has several keys, which the text names.
+        """
+        found = await self.load(which)
+        if found is not None:
+            return found
+        listed = await self.list_named()
+        named = [ledger for ledger in listed if ledger.name == which]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            ids = ", ".join(f"{ledger.ledger} ({ledger.label})" for ledger in named[:_NAMED])
+            more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} more, see 'perdure budget list {which}'"
+            raise BudgetNotFound(f"budget {which!r} has {len(named)} keys: give one of {ids}{more}")
+        names = sorted({ledger.name for ledger in listed})
+        hint = nearest(which, names) or "; 'perdure budget list' lists named budgets"
+        raise BudgetNotFound(f"nothing was charged to budget {ledger} yet")
+            if reply[0] == 1:
+                break
+            if number is not None:
+                return False
+        await wake_parked(self._gateway, self._namespace, [waiter.decode("utf-8", "replace") for waiter in reply[2]])
+        return True
+
+    async def reset(self, ledger: str, *, by: str = "") -> bool:
+        """Begin a budget again; return whether there was one."""
+        try:
+            return await self.raise_(ledger, {}, by=by, again=True)
+        except BudgetNotFound:
+            return False
+
+    async def wait(self, ledger: str, partition: Partition, task_id: str, number: int) -> bool | None:
+        """Let a task wait for a budget, until it has not called this for `ASKER_LIFE`.
+
+        Return whether it is the one that asks a person; None if the budget was raised since the caller has read it.
+        """
+        keys, waiter = self._namespace.ledger(ledger), parked_waiter(partition, task_id)
+        args: list[Argument] = [waiter, round(ASKER_LIFE * 1000), number]
+        asks: int = await self._gateway.run(_ASK, [keys.ledger, keys.waiting], args)
+        return None if asks < 0 else asks == 1
+
+    async def keep(self, ledger: str, seconds: float) -> None:
+        """Keep the ledger of a task that has ended for as long as its record, which later charges renew."""
+        key, kept = self._namespace.ledger(ledger).ledger, round(seconds * 1000)
+        if await self._gateway.command("PEXPIRE", key, kept):
+            await self._gateway.pipeline([("HSET", key, "kept", kept), ("PEXPIRE", key, kept)])
+
+    async def load(self, ledger: str) -> Ledger | None:
+        """Return a ledger; None if nothing was charged to it yet, or it is of another type."""
+        (found,) = await self._load([ledger])
+        return found
+
+    async def find(self, which: str) -> Ledger:
+        """Return the ledger of a task, of a named budget without keys, or of `NAME:KEY`.
+
+        Raises:
+            BudgetNotFound: There is none, or the budget has several keys, which the text names.
+        """
+        found = await self.load(which)
+        if found is not None:
+            return found
+        listed = await self.list_named()
+        named = [ledger for ledger in listed if ledger.name == which]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            ids = ", ".join(f"{ledger.ledger} ({ledger.label})" for ledger in named[:_NAMED])
+            more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} more, see 'perdure budget list {which}'"
+            raise BudgetNotFound(f"budget {which!r} has {len(named)} keys: give one of {ids}{more}")
+        hint = (
+            nearest(which, sorted({ledger.name for ledger in listed})) or "; 'perdure budget list' lists named budgets"
+        )
+        raise BudgetNotFound(f"nothing was charged to a budget {which!r} in namespace {self._namespace.name!r}{hint}")
+
     async def of_task(self, task_id: str, envelope: bytes | None) -> list[Ledger]:
         """Return the ledgers of a task, and of those that have spawned it, to which something was charged.
 
@@ -253,6 +347,7 @@ class BudgetStore:
             _number(fields.get(b"ends")),
             fields.get(b"asker", b"").decode("utf-8", "replace"),
             self._opened(keys.place, ledger, _BY, fields.get(b"by", b"")),
+            _number(fields.get(b"number")) or 0,
         )
 
     def _sealed(self, place: Partition, ledger: str, what: str, text: str) -> bytes:

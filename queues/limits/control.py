@@ -15,7 +15,7 @@ import orjson
 
 from ..durations import parse_duration
 from ..envelope import MAX_COST, LimitUse, plain_data
-from ..errors import QueueError, WrongType
+from ..errors import ChangedMeanwhile, QueueError, WrongType
 from ..keys import Namespace
 from ..security.encryption import TaskCipher
 from ..transport.gateway import Gateway
@@ -48,6 +48,9 @@ NONE: Final = "none"
 _ABSENT: Final = "-"
 """Stored value for no such number."""
 
+MAX_HOLD: Final = 366 * 86_400.0
+"""Seconds of the longest hold."""
+
 SETTINGS: Final[Mapping[str, Sequence[str]]] = {
     "total": ("total",),
     "running": ("running",),
@@ -73,6 +76,14 @@ class LimitNote(NamedTuple):
     by: str
     what: str
     why: str = ""
+
+
+def parse_hold(text: str | float) -> float:
+    """Return the seconds of a hold that a person wrote: `90`, `15m`, `2h`. Raises `ValueError`."""
+    seconds = parse_duration(text, positive=True)
+    if seconds > MAX_HOLD:
+        raise ValueError(f"must be at most {duration(MAX_HOLD, whole=True)}, got {text!r}")
+    return seconds
 
 
 def read_setting(name: str, text: str) -> dict[str, str]:
@@ -158,9 +169,17 @@ class LimitControl:
         self._name = name
         self._by = by
 
-    async def set(self, fields: Mapping[str, str], what: str, why: str = "") -> None:
-        """Store fields in place of those of the definition, see `read_setting`. what: the change, for people."""
-        await self._change(what, why, fields=fields)
+    async def set(self, fields: Mapping[str, str], what: str, why: str = "", *, revision: int | None = None) -> None:
+        """Store fields in place of those of the definition, see `read_setting`.
+
+        Args:
+            what: The change, for people.
+            revision: `LimitView.revision` as the caller has read it; None for whatever it is now.
+
+        Raises:
+            ChangedMeanwhile: The revision is another one.
+        """
+        await self._change(what, why, fields=fields, revision=revision)
 
     async def hold(self, seconds: float, why: str = "") -> int:
         """Let nothing start for some seconds; return until when, in ms of Redis' clock. A later time stays."""
@@ -199,14 +218,23 @@ class LimitControl:
                 return list(found.values())
 
     async def _change(
-        self, what: str, why: str, *, fields: Mapping[str, str] | None = None, hold_ms: int = 0, release: bool = False
+        self,
+        what: str,
+        why: str,
+        *,
+        fields: Mapping[str, str] | None = None,
+        hold_ms: int = 0,
+        release: bool = False,
+        revision: int | None = None,
     ) -> int:
         keys, token = self._namespace.limits, secrets.token_hex(8)
         note = _encode_note(self._gateway, self._namespace, self._name, self._by, what, why)
         changed = [text for pair in (fields or {}).items() for text in pair]
         while True:
             try:
-                last = await self._gateway.command("HGET", keys.control(self._name), "change")
+                last = revision
+                if last is None:
+                    last = await self._gateway.command("HGET", keys.control(self._name), "change")
                 args = [self._name, last or 0, token, hold_ms, "1" if release else "", NOTES, note, *changed]
                 stored, until = await self._gateway.run(_SET, [keys.clock], args)
             except WrongType:
@@ -217,6 +245,16 @@ class LimitControl:
                 continue
             if stored:
                 return int(until)
+            if revision is not None:
+                raise await self._changed()
+
+    async def _changed(self) -> ChangedMeanwhile:
+        """Return the error of a revision that is not the stored one, with the last change."""
+        notes = await read_notes(self._gateway, self._namespace, self._name, most=1)
+        what = f": {notes[0].by or 'an operator'}: {notes[0].what}" if notes else ""
+        return ChangedMeanwhile(
+            f"could not change limit {self._name!r}: it was changed since you have read it{what}; look at it again"
+        )
 
 
 async def note_breaker(gateway: Gateway, namespace: Namespace, changes: Sequence[BreakerChange]) -> None:

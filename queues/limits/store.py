@@ -197,6 +197,12 @@ class LimitView(NamedTuple):
     waiters: Sequence[str]
     waiting: int
 
+    @property
+    def revision(self) -> int:
+        """Number of the changes by operators, as of the last one; 0 without any."""
+        change = self.overrides.get("change", "")
+        return int(change) if change.isascii() and change.isdigit() else 0
+
 
 def renewal(
     namespace: Namespace, tokens: Sequence[Token], life: float = TOKEN_LIFE

@@ -12,6 +12,7 @@ month later. What operators set stays beside the definition, also when the code 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import orjson
 
 from ..compared_writes import Change, write_compared
-from ..errors import QueueError, ScheduleError, WrongType
+from ..errors import ChangedMeanwhile, QueueError, ScheduleError, ScheduleNotFound, WrongType
 from ..keys import LEFT_TTL_MS, Namespace
 from ..runtime import RUNTIME
 from ..transport.gateway import Gateway
@@ -102,6 +103,13 @@ class StoredSchedule:
     @property
     def revision(self) -> int:
         return self.number("revision")
+
+    @property
+    def definition_revision(self) -> str:
+        """Digest of the definition, of what operators have set, and of the pause: firings do not change it."""
+        names = ("owner", "app", "when", "rules", "call", "paused", "set:when", "set:rules", "set:call")
+        parts = [self.fields.get(name.encode(), b"").hex() for name in names]
+        return hashlib.blake2b(orjson.dumps(parts), digest_size=8).hexdigest()
 
     @property
     def owner(self) -> Owner:
@@ -423,14 +431,24 @@ class ScheduleStore:
         rules: Rules | None = None,
         call: ScheduledCall | None = None,
         reset: bool = False,
+        revision: str | None = None,
     ) -> StoredSchedule:
         """Set parts of a schedule in place of its definition, or return to that with `reset`.
 
-        Raises `ScheduleError`.
+        Args:
+            revision: `StoredSchedule.definition_revision` as the caller has read it; None for whatever it is now.
+
+        Raises:
+            ScheduleNotFound: There is no schedule of this name.
+            ChangedMeanwhile: The revision is another one.
         """
 
         def make(read: StoredSchedule) -> tuple[Change, int, None]:
             self._check(read)
+            if revision not in (None, read.definition_revision):
+                raise ChangedMeanwhile(
+                    f"could not change schedule {name!r}: it was changed since you have read it; look at it again"
+                )
             change: dict[str, str | int | bytes] = {}
             if reset:
                 change = {f"set:{part}": "" for part in ("when", "rules", "call", "task", "queue")}
@@ -494,7 +512,7 @@ class ScheduleStore:
 
     def _check(self, read: StoredSchedule) -> None:
         if not read.exists:
-            raise ScheduleError(f"there is no schedule {read.name!r}; 'perdure schedule list' lists them")
+            raise ScheduleNotFound(f"there is no schedule {read.name!r}; 'perdure schedule list' lists them")
 
     async def note_run(self, name: str, run: ScheduledRun) -> None:
         """Remember a firing by hand. Raises `ScheduleError`."""

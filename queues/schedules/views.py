@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import to_json
+
+from ..envelope import plain_data
 from ..errors import PerdureError
+from ..security.secret_arguments import SecretPaths, mask
 from ..wording import iso_time
 from .definition import task_id_of
 from .store import ScheduledRun, StoredSchedule
@@ -35,10 +39,15 @@ class ScheduleStatus:
     next: int | None
     runs: tuple[ScheduledRun, ...]
     problem: str = ""
+    revision: str = ""
 
     @classmethod
-    def of(cls, stored: StoredSchedule) -> ScheduleStatus:
-        """Return the status of a stored schedule."""
+    def of(cls, stored: StoredSchedule, secrets: Mapping[str, SecretPaths] | None = None) -> ScheduleStatus:
+        """Return the status of a stored schedule.
+
+        Args:
+            secrets: Secret arguments by the name of the task, as published definitions mark them; they are masked.
+        """
         problems: list[str] = []
 
         def read(part: str, otherwise: Any = None) -> Any:
@@ -48,6 +57,7 @@ class ScheduleStatus:
                 problems.append(str(error))
                 return otherwise
 
+        task = stored.text("set:task") or stored.text("task")
         when, rules, call = read("when"), read("rules"), read("call")
         following = stored.next  # a worker notes it when it looks at the schedule
         if following is None and when is not None:
@@ -56,19 +66,20 @@ class ScheduleStatus:
             stored.name,
             stored.owner,
             stored.app,
-            stored.text("set:task") or stored.text("task"),
+            task,
             stored.text("set:queue") or stored.text("queue"),
             "" if when is None else str(when),
             None if rules is None else rules.missed,
             None if rules is None else rules.jitter,
             None if call is None else call.expires,
-            None if call is None else call.shown_arguments,
+            None if call is None else _masked(call.shown_arguments, (secrets or {}).get(task, ())),
             tuple(stored.edited),
             _state(stored),
             stored.paused,
             None if stored.paused is not None or not stored.published else following,
             tuple(stored.runs),
             problems[0] if problems else "",
+            stored.definition_revision,
         )
 
     @property
@@ -104,7 +115,12 @@ class ScheduleStatus:
                 for run in self.runs
             ],
             "problem": self.problem or None,
+            "revision": self.revision,
         }
+
+
+def _masked(arguments: Any, paths: SecretPaths) -> Any:
+    return plain_data(mask(to_json(arguments, inf_nan_mode="strings"), paths)) if paths else arguments
 
 
 def _state(stored: StoredSchedule) -> str:

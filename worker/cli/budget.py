@@ -8,12 +8,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...queues.budgets.definition import UNITS, amount_text, amounts_text, parse_amount
+from ...queues.budgets.definition import UNITS, amounts_text, parse_amount
 from ...queues.budgets.store import BudgetStore, Ledger
-from ...queues.defaults import nearest
 from ...queues.producer import Producer
 from .support.connection import connected, where
-from .support.errors import Failed, Misuse
+from .support.errors import Misuse
 from .support.options import Assured, By, confirm_act, login, parser
 from .support.output import Column, Styled, Time, Value, note
 from .support.runner import LiveListing, Output
@@ -129,26 +128,7 @@ async def reset(producer: Producer, which: Which, *, by: By = None, assured: Ass
 
 
 async def _find(producer: Producer, which: str) -> Ledger:
-    """Return the ledger of a task, of a named budget without keys, or of `NAME:KEY`. Raises `Failed`."""
-    store = BudgetStore(producer.gateway, producer.namespace)
-    found = await store.load(which)
-    if found is not None:
-        return found
-    listed = await store.list_named()
-    named = [ledger for ledger in listed if ledger.name == which]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        ids = ", ".join(f"{ledger.ledger} ({ledger.label})" for ledger in named[:_NAMED])
-        more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} more, see 'perdure budget list {which}'"
-        raise Failed(f"budget {which!r} has {len(named)} keys: give one of {ids}{more}")
-    names = sorted({ledger.name for ledger in listed})
-    hint = nearest(which, names) or "; 'perdure budget list' lists named budgets"
-    raise Failed(f"nothing was charged to a budget {which!r} {where(producer)}{hint}")
-
-
-_NAMED: Final = 5
-"""Keys of a budget that an error names."""
+    return await BudgetStore(producer.gateway, producer.namespace).find(which)
 
 
 def _shown(ledger: Ledger) -> Output:
@@ -159,7 +139,7 @@ def _shown(ledger: Ledger) -> Output:
         "ledger": ledger.ledger if ledger.name else None,
         "key": ledger.label or None,
     }
-    fields |= {unit: spent_line(ledger, unit) for unit in units}
+    fields |= {unit: ledger.spent_text(unit) for unit in units}
     fields |= {
         "last charge": Time(ledger.at) if ledger.at else None,
         "window ends": Time(ledger.ends_ms) if ledger.ends_ms else None,
@@ -169,25 +149,12 @@ def _shown(ledger: Ledger) -> Output:
     return Output(ledger.summary(), fields)
 
 
-def spent_line(ledger: Ledger, unit: str) -> str:
-    """Return what was spent of a unit: `$4.10 of $5.00 (82 %)`."""
-    spent, limit = ledger.spent.get(unit, 0), ledger.limits.get(unit)
-    text = amount_text(unit, spent, bare=True)
-    if limit is not None:
-        text += f" of {amount_text(unit, limit, bare=True)} ({spent / limit:.0%})"
-    if added := ledger.raised.get(unit):
-        text += f", {amount_text(unit, added, bare=True)} of it added"
-    if total := ledger.total.get(unit):
-        text += f", and {amount_text(unit, total, bare=True)} before the last reset"
-    return text
-
-
 def _state(ledger: Ledger) -> Styled | None:
     return Styled("used up", "yellow") if ledger.used_up else None
 
 
 def _used(ledger: Ledger, unit: str) -> str | None:
-    return spent_line(ledger, unit) if unit in ledger.limits else None
+    return ledger.spent_text(unit) if unit in ledger.limits else None
 
 
 _COLUMNS: Final[Sequence[Column[Ledger]]] = (

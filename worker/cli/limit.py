@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
-from ...queues.admission import Admission
-from ...queues.defaults import nearest
-from ...queues.durations import parse_duration
 from ...queues.keys import check_name
-from ...queues.limit_views import (
-    HoldingTask,
-    LimitDetails,
-    LimitStatus,
-    WaitingKey,
-    list_limits,
-    show_limit,
-    waiting_for,
-)
-from ...queues.limits.control import SETTINGS, LimitControl, LimitNote, check_settings, read_setting
-from ...queues.limits.store import TOKEN_LIFE, LimitStore, LimitView, Released
+from ...queues.limit_changes import InvalidSetting, LimitChanges, limit_not_found
+from ...queues.limit_views import HoldingTask, LimitDetails, LimitStatus, WaitingKey, list_limits, show_limit
+from ...queues.limits.control import SETTINGS, LimitNote, parse_hold
 from ...queues.producer import Producer
 from ...queues.wording import duration, iso_time
 from .support.connection import connected, where
@@ -38,16 +27,11 @@ def _read_name(text: str) -> str:
     return check_name("limit", text)
 
 
-@parser
-def _read_length(text: str | float) -> float:
-    return parse_duration(text, positive=True)
+_read_length = parser(parse_hold)
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", parser=_read_name, help="Name of the limit.", show_default=False)]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the change.", show_default=False)]
-
-_WOKEN: Final = 100
-"""Waiting keys that a command looks at after a change, which may have made room for them."""
 
 
 @app.callback()
@@ -98,7 +82,7 @@ async def show(
     """
     details = await show_limit(producer.gateway, producer.namespace, name, most=most)
     if details is None:
-        raise await _unknown(producer, name)
+        raise await limit_not_found(producer.gateway, producer.namespace, name)
     return _shown(details)
 
 
@@ -173,36 +157,25 @@ async def set_(
     """
     if reset == bool(settings):
         raise Misuse("give either settings, such as running=3 rate=100/m, or --reset")
-    view = await _published(producer, name)
+    changes = _changes(producer, name, by)
     if reset:
-        fields, what = {field: "" for names in SETTINGS.values() for field in names}, "reset to the code"
-    else:
-        given = _read_settings(settings or [])
-        what = " ".join(["set", *(settings or [])])
-        fields = {field: value for part in given.values() for field, value in part.items()}
+        return _shown(await changes.reset(why))
     try:
-        fields = check_settings(name, view.defined, {} if reset else view.overrides, fields)
-    except ValueError as error:
+        return _shown(await changes.set(_read_settings(settings or []), why, what=" ".join(["set", *(settings or [])])))
+    except InvalidSetting as error:
         raise Misuse(str(error)) from None
-    await _control(producer, name, by).set(fields, what, why)
-    return await _after(producer, name)
 
 
-def _read_settings(given: Sequence[str]) -> Mapping[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+def _read_settings(given: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
     for text in given:
         setting, equals, value = text.partition("=")
         if not equals:
             raise Misuse(f"a setting must be NAME=VALUE, such as running=3, got {text!r}")
         if setting in found:
             raise Misuse(f"{setting} must be given once, got it twice")
-        try:
-            found[setting] = read_setting(setting, value)
-        except ValueError as error:
-            hint = "" if setting in SETTINGS else nearest(setting, SETTINGS)
-            raise Misuse(f"{setting} {error}{hint}") from None
-    # The burst of its own wins over the one that a rate brings, in whatever order they are given.
-    return dict(sorted(found.items(), key=lambda item: item[0] == "burst"))
+        found[setting] = value
+    return found
 
 
 @app.command()
@@ -225,9 +198,7 @@ async def hold(
 
     Example: perdure limit hold openai 10m --why "maintenance of the provider"
     """
-    await _published(producer, name)
-    await _control(producer, name, by).hold(seconds, why)
-    return await _after(producer, name)
+    return _shown(await _changes(producer, name, by).hold(seconds, why))
 
 
 @app.command()
@@ -254,49 +225,17 @@ async def release(
 
     Example: perdure limit release openai
     """
-    await _published(producer, name)
-    control = _control(producer, name, by)
+    changes = _changes(producer, name, by)
     if task is None:
-        await control.release(why)
-    elif (released := await control.release_task(task, why)) is None:
+        return _shown(await changes.release(why))
+    if (details := await changes.release_task(task, why)) is None:
         raise Failed(f"task {task!r} does not hold limit {name!r}; 'perdure limit show {name}' lists what does")
-    else:
-        note(f"took {name} from task {task}; if it still runs, its worker stops it, or takes the limit again")
-        await _admit(producer, released)
-    return await _after(producer, name)
-
-
-def _control(producer: Producer, name: str, by: str | None) -> LimitControl:
-    return LimitControl(producer.gateway, producer.namespace, name, by=login() if by is None else by)
-
-
-async def _admit(producer: Producer, released: Released) -> None:
-    await Admission(producer.gateway, producer.namespace, life=TOKEN_LIFE).start_waiting(released)
-
-
-async def _published(producer: Producer, name: str) -> LimitView:
-    """Return the stored limit. Raises `Failed` for one that no worker has published."""
-    (view,) = await LimitStore(producer.gateway, producer.namespace).read([name], most=1)
-    if "digest" not in view.defined:
-        raise await _unknown(producer, name)
-    return view
-
-
-async def _unknown(producer: Producer, name: str) -> Failed:
-    names = await LimitStore(producer.gateway, producer.namespace).names()
-    hint = nearest(name, names) or (f"; published are: {', '.join(names)}" if names else "; start a worker of its app")
-    return Failed(f"no worker has published a limit {name!r} {where(producer)}{hint}")
-
-
-async def _after(producer: Producer, name: str) -> Output:
-    """Admit the tasks for which a change has made room, and return the limit."""
-    gateway, namespace = producer.gateway, producer.namespace
-    waiting = (await waiting_for(gateway, namespace, [name], most=_WOKEN))[name]
-    await _admit(producer, Released([key.hint for key in waiting.keys], [], []))
-    details = await show_limit(gateway, namespace, name, most=20)
-    if details is None:
-        raise await _unknown(producer, name)
+    note(f"took {name} from task {task}; if it still runs, its worker stops it, or takes the limit again")
     return _shown(details)
+
+
+def _changes(producer: Producer, name: str, by: str | None) -> LimitChanges:
+    return LimitChanges(producer.gateway, producer.namespace, name, by=login() if by is None else by)
 
 
 def _number(status: LimitStatus, name: str, value: object) -> str | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Final, NamedTuple
@@ -12,28 +11,19 @@ from typing import Annotated, Any, Final, NamedTuple
 import orjson
 import typer
 
-from ...queues.envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, TaskMessage
-from ...queues.errors import TaskNotFound
 from ...queues.handle import TaskHandle
-from ...queues.lanes import check_lane
-from ...queues.partitions.route import spread
+from ...queues.lanes import Lane, check_lane
 from ...queues.producer import Producer
-from ...queues.schedules.call import ScheduledCall
-from ...queues.schedules.definition import (
-    Cron,
-    Every,
-    Rules,
-    check_schedule_name,
-    last_times,
-    task_id_of,
-)
-from ...queues.schedules.firing import message_by_hand, planned_messages
-from ...queues.schedules.store import ScheduleDefinition, ScheduledRun, ScheduleStore, StoredSchedule
+from ...queues.schedules.changes import InvalidSchedule, ScheduleChange, ScheduleChanges
+from ...queues.schedules.definition import check_schedule_name, last_times, task_id_of
+from ...queues.schedules.firing import planned_messages
+from ...queues.schedules.store import ScheduleStore, StoredSchedule
 from ...queues.schedules.views import ScheduleStatus
 from ...queues.wording import duration, iso_time
+from ..defined_secrets import defined_secrets
 from .enqueue import PriorityOption
 from .support.connection import connected, where
-from .support.errors import Failed, Misuse, misuse_of
+from .support.errors import Misuse, misuse_of
 from .support.options import By, in_duration, login, milliseconds_of, parser, read_app, read_object
 from .support.output import Column, StderrText, Styled, Table, Time, Value, note, state_text, timestamp
 from .support.runner import LiveListing, Output, line
@@ -101,7 +91,8 @@ async def list_(producer: Producer) -> LiveListing:
 
     Example: perdure schedule list
     """
-    found = [ScheduleStatus.of(stored) for stored in await _store(producer).read_all()]
+    secrets = await defined_secrets(producer)
+    found = [ScheduleStatus.of(stored, secrets) for stored in await _store(producer).read_all()]
     listing = LiveListing(_COLUMNS, found, empty=f"there is no schedule {where(producer)}")
     listing.parts += [StderrText(status.problem) for status in found if status.problem]
     return listing
@@ -122,9 +113,10 @@ async def show(
 
     Example: perdure schedule show nightly
     """
-    stored = await _existing(producer, name)
-    status = ScheduleStatus.of(stored)
-    states = await asyncio.gather(*(_state_of(producer, run) for run in status.runs))
+    changes = ScheduleChanges(producer)
+    stored = await changes.read(name)
+    status = ScheduleStatus.of(stored, await defined_secrets(producer))
+    states = await changes.states(status.runs)
     coming = [] if status.next is None else list(islice(stored.when.times(status.next - 1), limit))
     data = status.summary()
     data["runs"] = [{**run, "state": state} for run, state in zip(data["runs"], states, strict=True)]
@@ -134,7 +126,7 @@ async def show(
         for run, state in zip(status.runs, states, strict=True)
     ]
     runs = [*(_Run(planned, task_id_of(name, planned)) for planned in reversed(coming)), *runs]
-    return Output(data, *_shown(stored).parts, "" if runs else None, Table(_RUN_COLUMNS, runs) if runs else None)
+    return Output(data, *_shown(status).parts, "" if runs else None, Table(_RUN_COLUMNS, runs) if runs else None)
 
 
 class _Run(NamedTuple):
@@ -144,15 +136,6 @@ class _Run(NamedTuple):
     task_id: str
     state: str | None = None
     how: str = "planned"
-
-
-async def _state_of(producer: Producer, run: ScheduledRun) -> str | None:
-    """Return the state of the task of a run; None if its record has expired."""
-    handle = await producer.find(run.task_id, run.queue)
-    try:
-        return None if handle is None else str((await handle.record()).state)
-    except TaskNotFound:
-        return None
 
 
 @app.command()
@@ -182,14 +165,11 @@ async def add(
 
     Example: perdure schedule add nightly report --cron "0 2 * * *" --tz Europe/Berlin --args '{"days": 1}'
     """
-    when = _when(cron, tz, every)
-    if when is None:
-        raise Misuse("give --cron or --every")
-    rules = _rules(when, None, missed, jitter)
-    lane = None if priority is None else priority.value
-    call = await _call(producer, name, task, of_app, args or "{}", lane, expires)
-    stored = await _store(producer).add(ScheduleDefinition(name, when, rules, call))
-    return _shown(stored)
+    lane = None if priority is None else check_lane(priority.value, None)
+    with _misuse():
+        change = _change(cron, tz, every, args, jitter, missed, expires, lane)
+        stored = await ScheduleChanges(producer).add(name, task, change, app=of_app)
+    return await _status(producer, stored)
 
 
 @app.command()
@@ -215,29 +195,15 @@ async def edit(
 
     Example: perdure schedule edit nightly --cron "30 3 * * *" --tz Europe/Berlin
     """
-    store = _store(producer)
     given = (cron, tz, every, args, jitter, missed, expires)
     if reset == any(option is not None for option in given):
         raise Misuse("give what is to change, such as --cron, or --reset")
-    read = await _existing(producer, name)
+    changes = ScheduleChanges(producer)
     if reset:
-        return _shown(await store.edit(name, reset=True))
-    if tz is not None and cron is None and isinstance(read.when, Cron):
-        cron = read.when.expression
-    elif cron is not None and tz is None and isinstance(read.when, Cron):
-        tz = read.when.tz
-    when = _when(cron, tz, every)
-    rules = None
-    if (when, missed, jitter) != (None, None, None):
-        rules = _rules(when or read.when, read.rules, missed, jitter)
-    call = None
-    if args is not None:
-        envelope = orjson.loads(read.call.envelope)
-        deadline = read.call.expires if expires is None else expires
-        call = await _call(producer, name, read.call.task, read.call.app, args, None, deadline, envelope)
-    elif expires is not None:
-        call = replace(read.call, expires=expires)
-    return _shown(await store.edit(name, when=when, rules=rules, call=call))
+        await changes.read(name)
+        return await _status(producer, await _store(producer).edit(name, reset=True))
+    with _misuse():
+        return await _status(producer, await changes.edit(name, _change(*given)))
 
 
 @app.command()
@@ -250,7 +216,7 @@ async def remove(producer: Producer, name: Name) -> None:
 
     Example: perdure schedule remove nightly
     """
-    await _existing(producer, name)
+    await ScheduleChanges(producer).read(name)
     await _store(producer).remove(name)
     note(f"removed schedule {name}")
 
@@ -264,8 +230,8 @@ async def pause(producer: Producer, name: Name, *, by: By = None, why: Why = "")
 
     Example: perdure schedule pause nightly --why "the database is being moved"
     """
-    await _existing(producer, name)
-    return _shown(await _store(producer).pause(name, by=login() if by is None else by, why=why))
+    await ScheduleChanges(producer).read(name)
+    return await _status(producer, await _store(producer).pause(name, by=login() if by is None else by, why=why))
 
 
 @app.command()
@@ -279,8 +245,8 @@ async def resume(producer: Producer, name: Name) -> Output:
 
     Example: perdure schedule resume nightly
     """
-    await _existing(producer, name)
-    return _shown(await _store(producer).resume(name))
+    await ScheduleChanges(producer).read(name)
+    return await _status(producer, await _store(producer).resume(name))
 
 
 @app.command()
@@ -292,11 +258,7 @@ async def run(producer: Producer, name: Name) -> AsyncIterator[Output]:
 
     Example: perdure schedule run nightly
     """
-    read = await _existing(producer, name)
-    message = message_by_hand(name, read.call, read.now)
-    handle: TaskHandle[Any] = await producer.send_one(message, queue=read.call.queue, unique=read.call.rule)
-    planned = ScheduledRun(read.now, handle.id, read.call.queue, read.now, "by hand")
-    await _store(producer).note_run(name, planned)
+    handle = await ScheduleChanges(producer).run_now(name)
     yield line({"id": handle.id, "existed": handle.existed}, handle.id)
 
 
@@ -323,7 +285,7 @@ async def backfill(
 
     Example: perdure schedule backfill nightly --since 2026-11-01T00:00Z --until 2026-11-07T00:00Z
     """
-    read = await _existing(producer, name)
+    read = await ScheduleChanges(producer).read(name)
     end = read.now if until is None else until
     if not since <= end <= read.now:
         raise Misuse("--since must be before --until, and neither in the future by Redis' clock")
@@ -342,70 +304,35 @@ def _store(producer: Producer) -> ScheduleStore:
     return ScheduleStore(producer.gateway, producer.namespace)
 
 
-async def _existing(producer: Producer, name: str) -> StoredSchedule:
-    read = await _store(producer).read(name)
-    if not read.exists:
-        from ...queues.defaults import nearest
-
-        names = [stored.name for stored in await _store(producer).read_all()]
-        raise Failed(f"there is no schedule {name!r} {where(producer)}{nearest(name, names)}")
-    return read
-
-
-def _when(cron: str | None, tz: str | None, every: float | None) -> Cron | Every | None:
-    if every is not None and (cron is not None or tz is not None):
-        raise Misuse("give either --cron with --tz, or --every")
-    try:
-        if every is not None:
-            return Every(every)
-        if cron is not None:
-            return Cron(cron, tz or "UTC")
-    except (TypeError, ValueError) as error:
-        raise Misuse(str(error)) from None
-    if tz is not None:
-        raise Misuse("--tz must go with --cron")
-    return None
-
-
-def _rules(when: Cron | Every, known: Rules | None, missed: MissedOption | None, jitter: float | None) -> Rules:
-    known = known or Rules()
-    try:
-        return Rules.of(
-            when, known.missed if missed is None else missed.value, known.jitter if jitter is None else jitter
-        )
-    except ValueError as error:
-        raise Misuse(str(error)) from None
-
-
-async def _call(
-    producer: Producer,
-    name: str,
-    task: str,
-    of_app: str | None,
-    args: str,
-    priority: Any,
+def _change(
+    cron: str | None,
+    tz: str | None,
+    every: float | None,
+    args: str | None,
+    jitter: float | None,
+    missed: MissedOption | None,
     expires: float | None,
-    envelope: dict[str, Any] | None = None,
-) -> ScheduledCall:
-    """Return the task of a schedule, checked by the catalog. envelope: the stored one, whose options are kept."""
+    lane: Lane | None = None,
+) -> ScheduleChange:
     with misuse_of("--args"):
-        arguments = orjson.dumps(read_object(args))
-    listed = (await producer.catalog()).find(task, app=of_app)
-    listed.check(arguments)
-    if envelope is None:
-        lane = check_lane(priority, None) or listed.lane
-        message = EnvelopeTemplate(task, app=listed.app, lane=lane).message(arguments)
-    else:
-        form = {field: value for field, value in envelope.items() if field not in ("limits", "secrets", "unique")}
-        number = None if (key := form.get("key")) is None else spread(key)
-        message = TaskMessage("0", orjson.dumps(form), arguments, number, False)
-    message = listed.limited(message)
-    message.check(DEFAULT_PAYLOAD_LIMIT, 0)
-    return ScheduledCall.of(message, task, listed.queue, listed.unique_task(), expires)
+        arguments = None if args is None else orjson.dumps(read_object(args))
+    how = None if missed is None else missed.value
+    return ScheduleChange(cron, tz, every, arguments, how, jitter, expires, lane)
 
 
-def _shown(stored: StoredSchedule) -> Output:
-    status = ScheduleStatus.of(stored)
+@contextmanager
+def _misuse() -> Iterator[None]:
+    try:
+        yield
+    except InvalidSchedule as error:
+        raise Misuse(str(error)) from None
+
+
+async def _status(producer: Producer, stored: StoredSchedule) -> Output:
+    return _shown(ScheduleStatus.of(stored, await defined_secrets(producer)))
+
+
+def _shown(status: ScheduleStatus) -> Output:
     last = status.runs[0] if status.runs else None
     paused = status.paused or {}
     fields: dict[str, Value] = {

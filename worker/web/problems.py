@@ -99,6 +99,8 @@ _STATUS: Final[Sequence[tuple[type[PerdureError], int, Source]]] = (
     (errors.PayloadTooLarge, 413, "request"),
     (errors.TaskNotFound, 404, "request"),
     (errors.BudgetNotFound, 404, "request"),
+    (errors.LimitNotFound, 404, "request"),
+    (errors.ScheduleNotFound, 404, "request"),
     (errors.SessionNotFound, 404, "request"),
     (errors.WaitNotFound, 404, "request"),
     (errors.StreamTrimmed, 410, "request"),
@@ -113,6 +115,7 @@ _STATUS: Final[Sequence[tuple[type[PerdureError], int, Source]]] = (
     (errors.CannotResolve, 409, "request"),
     (errors.HandOffRefused, 409, "request"),
     (errors.JobError, 409, "request"),
+    (errors.ChangedMeanwhile, 409, "request"),
     (errors.ScheduleError, 409, "request"),
     (errors.PauseError, 409, "request"),
     (errors.SessionError, 409, "request"),
@@ -145,6 +148,11 @@ def problem_of(error: PerdureError) -> Problem:
 
 def _kind(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+
+
+def invalid_field(where: str, message: str) -> Problem:
+    """Return the problem of one invalid input that its model cannot check. message: what it must be."""
+    return invalid([{"loc": (where,), "msg": message}])
 
 
 def invalid(found: Sequence[Mapping[str, Any]]) -> Problem:

@@ -17,7 +17,6 @@ from ...durable.promises import promise_text
 from ...shown_events import progress_text
 from ...shown_task import read_shown_task
 from ..artifacts import size_text
-from ..budget import spent_line
 from ..support.connection import TaskOptions, connected
 from ..support.output import Time, ago, state_text, timestamp
 from ..support.runner import Output
@@ -150,7 +149,7 @@ def _wait(explained: Explanation, since: Since) -> str | None:
 def _spent(ledger: Ledger, task_id: str) -> str:
     """Return what was spent of a budget: `tokens 150 of 200 (75%)`, and whose it is if it is not that of the task."""
     whose = "" if ledger.ledger == task_id else f"{'' if ledger.name else 'of task '}{ledger.ledger}: "
-    return whose + "; ".join(_UNIT.get(unit, "") + spent_line(ledger, unit) for unit in UNITS if unit in ledger.limits)
+    return whose + "; ".join(_UNIT.get(unit, "") + ledger.spent_text(unit) for unit in UNITS if unit in ledger.limits)
 
 
 def _text(data: bytes | None) -> str | None:
