@@ -301,7 +301,7 @@ def _decode(cursor: str) -> _Position:
 
 def _held(cursor: str) -> PendingEntry:
     at, place, queue, index = _parts(cursor)
-    if not isinstance(place, int):
+    if not isinstance(place, int) or not (0 <= at < _FARTHEST and 0 <= place < _FARTHEST):
         raise _wrong(cursor)
     return PendingEntry(at, place, queue, index)
 

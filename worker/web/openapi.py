@@ -16,12 +16,17 @@ _PROBLEMS: Final = {
     "403": "The user lacks the role.",
     "404": "There is no such thing.",
     "409": "What is stored does not allow it.",
+    "410": "It is not kept any more.",
     "413": "The body or a value is too large.",
     "415": "The body has another media type than application/json.",
     "422": "An input is not valid.",
     "429": "As many wait as the limit allows.",
     "500": "The server failed, or stored data cannot be read.",
+    "501": "Newer code than that of the server is needed.",
+    "502": "Redis refuses the user of the server, or a command.",
     "503": "Redis is unreachable.",
+    "504": "Too few replicas of Redis have it in time.",
+    "507": "Redis is full.",
 }
 
 

@@ -27,6 +27,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ...queues.errors import PerdureError
 from ...queues.handle import TaskHandle
+from ...queues.inspection.timeline import has_expired
 from ...queues.inspection.views import find_tasks
 from ...queues.keys import check_name
 from ...queues.producer import Producer
@@ -72,7 +73,8 @@ def _checked(what: str) -> AfterValidator:
     return AfterValidator(lambda text: check_name(what, text))
 
 
-TaskIdText = Annotated[str, Field(min_length=1, max_length=64, description="Id of the task.")]
+TASK_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+TaskIdText = Annotated[str, Field(pattern=TASK_ID, description="Id of the task.")]
 QueueText = Annotated[str, _checked("queue"), Field(description="Name of a queue.")]
 TaskNameText = Annotated[str, Field(min_length=1, max_length=256, description="Name of a task in the catalog.")]
 
@@ -134,7 +136,8 @@ class Call:
         """Find a task that the user may read.
 
         Raises:
-            Problem: No queue has it, a producer did not enqueue it, or several queues have one of this id.
+            Problem: No queue has it (410 if its record has expired), a producer did not enqueue it, or several queues
+                have one of this id.
         """
         producer = self.producer
         found = await find_tasks(producer.gateway, producer.namespace, task_id, queue)
@@ -149,6 +152,12 @@ class Call:
                 handle = None
         if handle is None:
             place = "any queue" if queue is None else f"queue {queue!r}"
+            if self.user.sees_all and await has_expired(producer.gateway, producer.namespace, task_id, queue):
+                raise Problem(
+                    410,
+                    "task-expired",
+                    f"task {task_id!r} has no record any more: the retention of its result has passed",
+                )
             raise Problem(
                 404,
                 "task-not-found",

@@ -10,7 +10,8 @@ the server:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -35,6 +36,16 @@ class ProblemError(BaseModel):
     message: str
 
 
+class FailedTask(BaseModel):
+    """A task that has ended without a result."""
+
+    id: str
+    state: str
+    reason: str | None = Field(default=None, description="Reason of the dead letter.")
+    error: str | None = Field(default=None, description="Class of what the handler raised.")
+    message: str | None = Field(default=None, description="Text of what the handler raised.")
+
+
 class ProblemView(BaseModel):
     """Problem details of RFC 9457 with the source of the problem."""
 
@@ -44,6 +55,7 @@ class ProblemView(BaseModel):
     detail: str = Field(description="What is wrong, and the remedy.")
     source: Source = Field(description="What the problem is a problem of.")
     errors: list[ProblemError] = Field([], description="Invalid inputs, one by one.")
+    task: FailedTask | None = Field(default=None, description="The task whose problem it is.")
 
 
 class Problem(Exception):
@@ -56,6 +68,7 @@ class Problem(Exception):
         source: What the problem is a problem of.
         fields: Invalid inputs.
         headers: Headers of the response, such as `Retry-After`.
+        task: The task whose problem it is.
     """
 
     def __init__(
@@ -67,6 +80,7 @@ class Problem(Exception):
         source: Source = "request",
         fields: Sequence[ProblemError] = (),
         headers: Mapping[str, str] | None = None,
+        task: FailedTask | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -75,6 +89,7 @@ class Problem(Exception):
         self.source: Source = source
         self.fields = list(fields)
         self.headers = dict(headers or {})
+        self.task = task
 
     def view(self) -> ProblemView:
         """Return the problem details."""
@@ -85,6 +100,7 @@ class Problem(Exception):
             detail=self.detail,
             source=self.source,
             errors=self.fields,
+            task=self.task,
         )
 
 
@@ -143,7 +159,28 @@ def problem_of(error: PerdureError) -> Problem:
         ((status, source) for kind, status, source in _STATUS if isinstance(error, kind)), (500, "server")
     )
     headers = _RETRY if status in (429, 503) else None
-    return Problem(status, _kind(type(error).__name__), str(error), source=source, headers=headers)
+    task: FailedTask | None = None
+    if isinstance(error, errors.TaskFailed):
+        evidence = {name: None if (found := error.error.get(name)) is None else str(found) for name in _EVIDENCE}
+        task = FailedTask(id=error.task_id, state="dead", reason=error.reason, **evidence)
+    elif isinstance(error, errors.TaskCancelled):
+        task = FailedTask(id=error.task_id, state="cancelled")
+    return Problem(status, _kind(type(error).__name__), str(error), source=source, headers=headers, task=task)
+
+
+_EVIDENCE: Final = ("error", "message")
+
+
+@contextmanager
+def refused_as(where: str) -> Iterator[None]:
+    """Raise a problem of an input for a `ValueError` or `TypeError` that the block raises. where: name of the input."""
+    try:
+        yield
+    except PerdureError:
+        raise
+    except (ValueError, TypeError) as error:
+        field = ProblemError(where=where, message=str(error))
+        raise Problem(422, "invalid-input", f"{where}: {error}", fields=[field]) from None
 
 
 def _kind(name: str) -> str:
