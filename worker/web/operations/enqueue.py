@@ -1,6 +1,6 @@
 """Enqueue by catalog: tasks that workers have published, checked by the schemas of their arguments.
 
-The header `enqueued-by` of a task has the name of the user. A producer reads and cancels the tasks of its own name only.
+The header `enqueued-by` of a task has the name of the user. A producer reads and cancels tasks of its own name only.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _with_secrets(args: Mapping[str, Any], secrets: Sequence[str]) -> dict[str, 
 
 
 async def _taken(call: Call, error: TaskExists, task_id: str) -> Problem:
-    """Return the problem of an id that another task has. What that task is, those who may read it are told."""
+    """Return the problem of an id that another task has; it describes that task if the user may read it."""
     try:
         await call.find(task_id)
     except (Problem, TaskNotFound):

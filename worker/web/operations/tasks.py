@@ -329,7 +329,7 @@ class MessageInputs(OneTask):
     )
 
 
-class SentMessage(ResultModel):
+class MessageReceipt(ResultModel):
     """Receipt of a message."""
 
     task_id: str = Field(description="Task that has it: the last one that continues the task.")
@@ -339,7 +339,7 @@ class SentMessage(ResultModel):
 
 
 @operation("POST", "/tasks/{task_id}/messages", roles=[Role.OPERATOR, Role.PRODUCER], changes=True, status=201)
-async def send_message(call: Call, given: MessageInputs) -> SentMessage:
+async def send_message(call: Call, given: MessageInputs) -> MessageReceipt:
     """Send a message to a task, which reads it with `ctx.inbox()`.
 
     Its sender is the user. A task that waits for a message wakes up.
@@ -347,7 +347,7 @@ async def send_message(call: Call, given: MessageInputs) -> SentMessage:
     handle = await call.find(given.task_id, given.queue)
     with refused_as("content"):
         sent = await handle.send(given.content, sender=call.user.name, message_id=given.idempotency_key)
-    return SentMessage(task_id=sent.task_id, number=sent.number, state=sent.state, waits_on=sent.waits_on)
+    return MessageReceipt(task_id=sent.task_id, number=sent.number, state=sent.state, waits_on=sent.waits_on)
 
 
 class PendingMessage(ResultModel):
