@@ -23,21 +23,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
-from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.responses import RedirectResponse, Response
 
-from ..web.binding import read_bytes
+from ..web.binding import parse_form, read_bytes
 from ..web.operation import Operation
 from ..web.problems import Problem, ProblemError, invalid
 from .page import Html, Notice, Page, PageRequest, register
 
 _MAX_FORM: Final = 8 << 20
 """Bytes of a form at most: a value of the largest size is longer as a form."""
-
-_MAX_FIELDS: Final = 5_000
 
 Kind = Literal["text", "area", "json", "number", "checkbox", "choice", "several", "hidden"]
 
@@ -111,7 +108,7 @@ def action(path: str, operation: Operation[Any, Any], *, title: str, nav: str = 
     def make(prepare: Prepare) -> Prepare:
         async def run(request: PageRequest) -> Html | Response:
             made = await prepare(request)
-            if request.request.method == "GET":
+            if request.request.method != "POST":
                 return _form(request, made, made.fields, [])
             return await _act(request, operation, made)
 
@@ -165,22 +162,6 @@ class _InvalidField(Exception):
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
         self.problem = ProblemError(where=name, message=message)
-
-
-def parse_form(body: bytes) -> dict[str, list[str]]:
-    """Return the fields of a form of the media type `application/x-www-form-urlencoded`.
-
-    Raises:
-        Problem: It has too many fields.
-    """
-    try:
-        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
-    except ValueError:
-        raise Problem(422, "invalid-form", f"the form must have at most {_MAX_FIELDS} fields") from None
-    found: dict[str, list[str]] = {}
-    for name, value in pairs:
-        found.setdefault(name, []).append(value.replace("\r\n", "\n"))  # browsers send both for a line break
-    return found
 
 
 def _filled(known: FormField, sent: Sequence[str]) -> FormField:

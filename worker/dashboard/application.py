@@ -23,14 +23,14 @@ from starlette.staticfiles import StaticFiles
 
 from ...queues.errors import PerdureError
 from ..log import logger
-from ..web.binding import read_bytes
+from ..web.answer_page import answer_routes
+from ..web.binding import parse_form, read_bytes
 from ..web.guards import PageHeaders, check_host, check_origin
 from ..web.problems import Problem, invalid, problem_of
 from ..web.router import load_operations
 from ..web.service import Service
 from ..web.users import TokenFile, User
 from . import pages
-from .actions import parse_form
 from .live import live_stream
 from .page import PAGES, Html, Page, PageRequest, root_of
 from .rendering import STATIC, render
@@ -99,6 +99,7 @@ def application(service: Service, *, actions: bool = False, hosts: Collection[st
             Route("/sign-out", site.guarded(site.sign_out), methods=["POST"]),
             Route("/updates", site.guarded(site.switch_updates), methods=["POST"]),
             Mount("/static", _StaticFiles(directory=STATIC, follow_symlink=True)),
+            *answer_routes(service),
             *routes,
         ],
         middleware=[Middleware(PageHeaders)],

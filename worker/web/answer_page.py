@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl
 
 import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -24,7 +23,8 @@ from ...queues.wording import iso_time, shown_time
 from ..log import logger
 from ..shown_text import clean, clean_json, encode
 from .answer_forms import CHOSEN, AnswerForm, InvalidForm, make_form, read_answer, with_problems
-from .binding import read_bytes
+from .binding import parse_form, read_bytes
+from .guards import check_origin
 from .operation import Call
 from .operations.answer_links import AnswerByLink, LinkedQuestion, OneLink, answer_by_link, show_answer_link
 from .operations.questions import QuestionView
@@ -35,11 +35,14 @@ from .users import User
 _FOLDER: Final = Path(__file__).parent / "templates"
 
 _MAX_FORM: Final = 1 << 20
-_MAX_FIELDS: Final = 200
+"""Bytes of a form at most."""
+
+_FILES: Final = {"answer.css": "text/css", "answer.svg": "image/svg+xml"}
+"""Media types of the files that the page loads, by name."""
 
 HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; "
-    "base-uri 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -66,13 +69,14 @@ def answer_routes(service: Service) -> list[Route]:
                 Problem(500, "server-error", "the server failed; its log has the traceback", source="server")
             )
 
-    async def style(_: Request) -> Response:
+    async def file(request: Request) -> Response:
+        name = request.url.path.rpartition("/")[2]
         headers = {"Cache-Control": "public, max-age=3600", "X-Content-Type-Options": "nosniff"}
-        return Response((_FOLDER / "answer.css").read_bytes(), 200, headers, "text/css")
+        return Response((_FOLDER / name).read_bytes(), 200, headers, _FILES[name])
 
     return [
         Route("/answer/{link}", answer, methods=["GET", "POST"], name="answer_page"),
-        Route("/answer.css", style, name="answer_style"),
+        *(Route(f"/{name}", file, name=name) for name in _FILES),
     ]
 
 
@@ -84,7 +88,8 @@ async def _page(service: Service, request: Request) -> Response:
     form = make_form(linked.question.json_schema)
     if request.method != "POST":
         return _form_page(linked, form)
-    submitted = parse_fields(await read_bytes(request, _MAX_FORM))
+    check_origin(request)
+    submitted = submitted_fields(await read_bytes(request, _MAX_FORM))
     try:
         return await _answer(call, link, form, submitted)
     except InvalidForm as error:
@@ -102,24 +107,16 @@ async def _answer(call: Call, link: str, form: AnswerForm, submitted: Mapping[st
     return _html("Thank you", text=f"Your answer is stored, {stored.by}. You can close this page.", done=True)
 
 
+def submitted_fields(body: bytes) -> dict[str, str]:
+    """Return the last value of each field of a submitted form. Raises `Problem` if it has too many."""
+    return {name: values[-1] for name, values in parse_form(body).items()}
+
+
 def form_with(form: AnswerForm, submitted: Mapping[str, str], problem: Problem) -> AnswerForm:
     """Return a submitted form with what an operation found wrong with its answer."""
     filled = replace(form, fields=tuple(replace(one, value=submitted.get(one.name, "")) for one in form.fields))
     texts = [f"{error.where.replace('value', 'answer', 1)}: {error.message}" for error in problem.fields]
     return with_problems(filled, texts or [problem.detail])
-
-
-def parse_fields(body: bytes) -> dict[str, str]:
-    """Return the fields of a submitted form; browsers send two characters for a line break.
-
-    Raises:
-        Problem: It has too many fields.
-    """
-    try:
-        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
-    except ValueError:
-        raise Problem(422, "invalid-form", f"the form must have at most {_MAX_FIELDS} fields") from None
-    return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
 class ShownCall(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final, get_args, get_origin
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -29,6 +29,9 @@ _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosni
 
 _PING: Final = 15
 """Seconds between two comments of an event stream, which keep proxies from closing it."""
+
+_MAX_FIELDS: Final = 5_000
+"""Fields of a form at most."""
 
 _ANONYMOUS: Final = User("anonymous", ())
 
@@ -147,6 +150,22 @@ async def read_bytes(request: Request, limit: int) -> bytes:
             raise refused
         parts.append(part)
     return b"".join(parts)
+
+
+def parse_form(body: bytes) -> dict[str, list[str]]:
+    """Return the fields of a form of the media type `application/x-www-form-urlencoded`.
+
+    Raises:
+        Problem: It has too many fields.
+    """
+    try:
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+    except ValueError:
+        raise Problem(422, "invalid-form", f"the form must have at most {_MAX_FIELDS} fields") from None
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value.replace("\r\n", "\n"))  # browsers send both for a line break
+    return found
 
 
 def problem_response(problem: Problem) -> Response:
