@@ -135,6 +135,13 @@ async def edited_arguments(gateway: Gateway, letter: DeadLetter, edited: bytes, 
         Errors of `replay`, and of `Replay.check`.
     """
     arguments = await _with_edit(gateway, letter, edited, how)
+    if len(arguments) > how.merged_limit:
+        remedy = (
+            f"start a copy with 'perdure task fork {letter.id} --edit NAME=VALUE', which keeps the recorded steps, "
+            "then purge the dead letter"
+        )
+        what = f"the edited arguments of task {letter.id}"
+        raise PayloadTooLarge(what, len(arguments), how.merged_limit, remedy=remedy)
     if how.check is not None:
         how.check(letter, arguments)
     return arguments
@@ -156,13 +163,6 @@ async def _with_edit(gateway: Gateway, letter: DeadLetter, edited: bytes, how: R
             former = await read()  # raises if they are encrypted: new arguments would be stored without encryption
     if how.merge:
         edited = merged(former, edited)
-        if len(edited) > how.merged_limit:
-            remedy = (
-                f"start a copy with 'perdure task fork {letter.id} --edit NAME=VALUE', which keeps the recorded steps, "
-                "then purge the dead letter"
-            )
-            what = f"the edited arguments of task {letter.id}"
-            raise PayloadTooLarge(what, len(edited), how.merged_limit, remedy=remedy)
     if (shown := (*letter.secrets, *letter.masked)) and contains_mask(edited):
         former = await read()
         edited = restore_masked(edited, lambda: former, shown)

@@ -334,13 +334,17 @@ def check_by(catalog: Catalog) -> Callable[[DeadLetter, bytes], None]:
     return check
 
 
-async def who_continues(producer: Producer, name: str) -> str:
-    """Return who continues a job that no process runs now, as a clause."""
+async def has_live_worker(producer: Producer) -> bool:
+    """Return whether a worker lives that would run a job; True if this user may not read the registry."""
     try:
         workers = await list_workers(producer.gateway, producer.namespace)
-        alive = any(not worker.presumed_dead for worker in workers)
-    except Refused:  # this user may not read the registry
-        alive = True
+    except Refused:
+        return True
+    return any(not worker.presumed_dead for worker in workers)
+
+
+def who_continues(name: str, *, alive: bool) -> str:
+    """Return who continues a job that no process runs now, as a clause. alive: see `has_live_worker`."""
     if alive:
         return "a worker runs it within seconds"
     return f"no worker runs now; one continues it when it starts, or 'perdure job run {name}' does"

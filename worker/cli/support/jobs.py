@@ -18,7 +18,7 @@ from ....queues.records import State
 from ....queues.runtime import RUNTIME
 from ....queues.task_filter import TaskFilter
 from ...defined_secrets import check_conditions
-from ...job_runner import CancelAct, JobResult, JobRunner, who_continues
+from ...job_runner import CancelAct, JobResult, JobRunner, has_live_worker, who_continues
 from .connection import known_partitions, redis_now
 from .errors import Failed, misuse_of
 from .options import (
@@ -204,9 +204,9 @@ def command_runner(producer: Producer) -> JobRunner:
 
 async def whose_turn(producer: Producer, name: str) -> str:
     """Return who continues a job that no process runs now, and how to follow it."""
-    clause = await who_continues(producer, name)
-    watch = "" if clause.startswith("no worker") else f"; 'perdure job watch {name}' follows it"
-    return f"job {name}: {clause}{watch}"
+    alive = await has_live_worker(producer)
+    watch = f"; 'perdure job watch {name}' follows it" if alive else ""
+    return f"job {name}: {who_continues(name, alive=alive)}{watch}"
 
 
 async def follow(producer: Producer, runner: JobRunner, job: StoredJob) -> AsyncIterator[Output]:
