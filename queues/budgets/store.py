@@ -103,7 +103,7 @@ class Ledger(NamedTuple):
         spent, limit = self.spent.get(unit, 0), self.limits.get(unit)
         text = amount_text(unit, spent, bare=True)
         if limit is not None:
-            text += f" of {amount_text(unit, limit, bare=True)} ({spent / limit:.0%})"
+            text += f" of {amount_text(unit, limit, bare=True)}" + (f" ({spent / limit:.0%})" if limit else "")
         if added := self.raised.get(unit):
             text += f", {amount_text(unit, added, bare=True)} of it added"
         if total := self.total.get(unit):
@@ -227,62 +227,6 @@ class BudgetStore:
             raise BudgetNotFound(f"budget {which!r} has {len(named)} keys: give one of {ids}{more}")
         names = sorted({ledger.name for ledger in listed})
         hint = nearest(which, names) or "; 'perdure budget list' lists named budgets"
-        raise BudgetNotFound(f"nothing was charged to budget {ledger} yet")
-            if reply[0] == 1:
-                break
-            if number is not None:
-                return False
-        await wake_parked(self._gateway, self._namespace, [waiter.decode("utf-8", "replace") for waiter in reply[2]])
-        return True
-
-    async def reset(self, ledger: str, *, by: str = "") -> bool:
-        """Begin a budget again; return whether there was one."""
-        try:
-            return await self.raise_(ledger, {}, by=by, again=True)
-        except BudgetNotFound:
-            return False
-
-    async def wait(self, ledger: str, partition: Partition, task_id: str, number: int) -> bool | None:
-        """Let a task wait for a budget, until it has not called this for `ASKER_LIFE`.
-
-        Return whether it is the one that asks a person; None if the budget was raised since the caller has read it.
-        """
-        keys, waiter = self._namespace.ledger(ledger), parked_waiter(partition, task_id)
-        args: list[Argument] = [waiter, round(ASKER_LIFE * 1000), number]
-        asks: int = await self._gateway.run(_ASK, [keys.ledger, keys.waiting], args)
-        return None if asks < 0 else asks == 1
-
-    async def keep(self, ledger: str, seconds: float) -> None:
-        """Keep the ledger of a task that has ended for as long as its record, which later charges renew."""
-        key, kept = self._namespace.ledger(ledger).ledger, round(seconds * 1000)
-        if await self._gateway.command("PEXPIRE", key, kept):
-            await self._gateway.pipeline([("HSET", key, "kept", kept), ("PEXPIRE", key, kept)])
-
-    async def load(self, ledger: str) -> Ledger | None:
-        """Return a ledger; None if nothing was charged to it yet, or it is of another type."""
-        (found,) = await self._load([ledger])
-        return found
-
-    async def find(self, which: str) -> Ledger:
-        """Return the ledger of a task, of a named budget without keys, or of `NAME:KEY`.
-
-        Raises:
-            BudgetNotFound: There is none, or the budget has several keys, which the text names.
-        """
-        found = await self.load(which)
-        if found is not None:
-            return found
-        listed = await self.list_named()
-        named = [ledger for ledger in listed if ledger.name == which]
-        if len(named) == 1:
-            return named[0]
-        if named:
-            ids = ", ".join(f"{ledger.ledger} ({ledger.label})" for ledger in named[:_NAMED])
-            more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} more, see 'perdure budget list {which}'"
-            raise BudgetNotFound(f"budget {which!r} has {len(named)} keys: give one of {ids}{more}")
-        hint = (
-            nearest(which, sorted({ledger.name for ledger in listed})) or "; 'perdure budget list' lists named budgets"
-        )
         raise BudgetNotFound(f"nothing was charged to a budget {which!r} in namespace {self._namespace.name!r}{hint}")
 
     async def of_task(self, task_id: str, envelope: bytes | None) -> list[Ledger]:
