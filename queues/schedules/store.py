@@ -23,6 +23,7 @@ import orjson
 
 from ..compared_writes import Change, write_compared
 from ..errors import ChangedMeanwhile, QueueError, ScheduleError, ScheduleNotFound, WrongType
+from ..junk import count_of
 from ..keys import LEFT_TTL_MS, Namespace
 from ..runtime import RUNTIME
 from ..transport.gateway import Gateway
@@ -91,10 +92,7 @@ class StoredSchedule:
         return self.fields.get(name.encode(), b"").decode("utf-8", "replace")
 
     def number(self, name: str) -> int:
-        try:
-            return int(self.fields.get(name.encode(), b"0"))
-        except ValueError:
-            return 0
+        return count_of(self.fields.get(name.encode()))
 
     @property
     def exists(self) -> bool:

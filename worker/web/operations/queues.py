@@ -7,13 +7,18 @@ from typing import Any
 
 from pydantic import Field
 
+from ....queues.argument_conditions import ArgumentCondition
 from ....queues.inspection import views
+from ....queues.inspection.junk_items import read_junk
 from ....queues.inspection.views import QueueStats
-from ....queues.pauses import PauseRule
+from ....queues.keys import Namespace, Partition, SessionPartition
+from ....queues.pauses import MAX_CONDITIONS, PauseRule, load_pauses
 from ....queues.wording import iso_time
-from ..operation import Call, Inputs, QueueText, ResultModel, operation
+from ... import pauses
+from ..filters import ConditionText, known_partitions
+from ..operation import MAX_LIMIT, Call, Inputs, NoInputs, QueueText, ResultModel, TaskNameText, operation
 from ..paging import PageInputs, page_of
-from ..problems import Problem
+from ..problems import Problem, invalid_field
 from ..users import Role
 
 
@@ -125,12 +130,151 @@ async def show_queue(call: Call, given: OneQueue) -> QueueView:
     """Show a queue with the numbers of its lanes and partitions."""
     found = await views.list_queues(call.producer.gateway, call.producer.namespace, given.queue)
     if not found:
-        raise await queue_not_found(call, given.queue)
+        await known_partitions(call, given.queue)  # raises the problem of a queue that does not exist
+        raise Problem(404, "queue-not-found", f"queue {given.queue!r} has no partitions")
     return QueueView.of(found[0])
 
 
-async def queue_not_found(call: Call, queue: str) -> Problem:
-    """Return the problem of a queue that does not exist."""
-    partitions = await views.queue_partitions(call.producer.gateway, call.producer.namespace)
-    known = ", ".join(sorted({partition.queue for partition in partitions})) or "none"
-    return Problem(404, "queue-not-found", f"there is no queue {queue!r}; existing queues: {known}")
+class HeldPauseView(ResultModel):
+    """A pause with the tasks that it holds."""
+
+    pause: PauseView
+    parked: int | None = Field(
+        description="Tasks that workers have parked for it; null for a pause of a whole queue, which parks none."
+    )
+
+
+class UnreadablePause(ResultModel):
+    """A stored pause that cannot be read, and is ignored."""
+
+    id: str
+    problem: str
+
+
+class PausesView(ResultModel):
+    """The pauses of a deployment, the oldest first."""
+
+    items: list[HeldPauseView]
+    problems: list[UnreadablePause]
+
+
+@operation("GET", "/pauses", roles=[Role.VIEWER])
+async def list_pauses(call: Call, given: NoInputs) -> PausesView:
+    """List the pauses of queues and of tasks, with who made each and why."""
+    found = await load_pauses(call.producer.gateway, call.producer.namespace)
+    held = await pauses.held_tasks(call.producer, found)
+    return PausesView(
+        items=[HeldPauseView(pause=PauseView.of(rule), parked=parked) for rule, parked in held],
+        problems=[UnreadablePause(id=name, problem=problem) for name, problem in found.problems.items()],
+    )
+
+
+class PauseTasks(Inputs):
+    """Inputs of a pause. At least one of queue, task and where is needed."""
+
+    queue: QueueText | None = Field(None, description="Queue to pause; without it, tasks of all queues.")
+    task: TaskNameText | None = Field(None, description="Only tasks of this name.")
+    where: list[ConditionText] = Field(
+        [], max_length=MAX_CONDITIONS, description="Conditions on arguments, such as `tenant=acme`."
+    )
+    why: str = Field("", max_length=2000, description="Reason, kept with the pause.")
+
+
+class PausedView(ResultModel):
+    """Outcome of a pause."""
+
+    pause: PauseView
+    stored: bool = Field(description="Whether this call has stored it; else it was paused already, and stays so.")
+    notes: list[str] = Field(description="Names that no worker and no producer knows yet.")
+
+
+@operation("POST", "/pauses", roles=[Role.OPERATOR], changes=True)
+async def pause_tasks(call: Call, given: PauseTasks) -> PausedView:
+    """Start no tasks of a queue, of a name, or with certain arguments, until they are resumed.
+
+    Workers follow within a moment, also those that start later. Running tasks continue; new ones are stored and wait. A
+    queue alone: workers read nothing from it. With a name or conditions: workers park the tasks that match, when they
+    would start or continue; that costs no attempt.
+    """
+    where = [ArgumentCondition.parse(text) for text in given.where]
+    try:
+        rule = pauses.checked_rule(given.queue, given.task, where, by=call.user.name, why=given.why)
+    except ValueError as error:
+        raise invalid_field("queue", str(error)) from None
+    try:
+        done = await pauses.pause(call.producer, rule)
+    except ValueError as error:
+        raise invalid_field("where", str(error)) from None
+    return PausedView(pause=PauseView.of(done.rule), stored=done.stored, notes=list(done.notes))
+
+
+class OnePause(Inputs):
+    """A pause by its id."""
+
+    pause_id: str = Field(min_length=1, max_length=64, description="Id of the pause.")
+
+
+class ResumedView(ResultModel):
+    """Outcome of the end of a pause."""
+
+    pause: PauseView = Field(description="The pause that was ended.")
+    woken: int = Field(description="Parked tasks that are queued again.")
+    still: list[PauseView] = Field(description="Other pauses that may hold some of the same tasks.")
+    notes: list[str] = Field(description="Partitions whose tasks were not woken.")
+
+
+@operation("POST", "/pauses/{pause_id}/resume", roles=[Role.OPERATOR], changes=True)
+async def resume_tasks(call: Call, given: OnePause) -> ResumedView:
+    """End a pause. Tasks that were parked are queued again, all at once."""
+    rule = (await load_pauses(call.producer.gateway, call.producer.namespace)).find(given.pause_id)
+    done = None if rule is None else await pauses.resume(call.producer, rule)
+    if done is None:
+        raise Problem(404, "pause-not-found", f"there is no pause {given.pause_id!r}: it was ended already")
+    return ResumedView(
+        pause=PauseView.of(done.rule),
+        woken=done.woken,
+        still=[PauseView.of(rule) for rule in done.still],
+        notes=list(done.notes),
+    )
+
+
+class JunkView(ResultModel):
+    """An item that another program wrote into a key of Perdure, and that a worker has moved out of the way."""
+
+    at: str | None
+    queue: str | None = Field(description="Queue; null for an item of the sessions, or of the whole namespace.")
+    partition: int | None
+    key: str = Field(description="Key that it was in. Bytes that are not printable are escapes.")
+    item: str = Field(description="Member, field or entry id; the first 4,096 bytes.")
+    content: str = Field(description="Value of the field, or fields of the entry; the first 4,096 bytes.")
+    bytes: int = Field(description="Size of item and content.")
+    reason: str = Field(description="Sign that another program wrote it.")
+
+
+class JunkPage(ResultModel):
+    """Junk, the newest first."""
+
+    items: list[JunkView]
+    problems: list[str] = Field(description="Lists that cannot be read.")
+
+
+class ListJunk(Inputs):
+    """Inputs of a list of junk."""
+
+    queue: QueueText | None = Field(None, description="Only items of this queue.")
+    limit: int = Field(100, ge=1, le=MAX_LIMIT, description="Most items.")
+
+
+@operation("GET", "/junk", roles=[Role.VIEWER])
+async def list_junk(call: Call, given: ListJunk) -> JunkPage:
+    """List what other programs wrote into keys of Perdure, the newest first.
+
+    Workers move such items out of the way. An item here was no task: nothing is lost. Items are kept for 30 days, at
+    most 1,000 of each partition.
+    """
+    names = call.producer.namespace
+    places: list[Partition | SessionPartition | Namespace] = [*await known_partitions(call, given.queue)]
+    if given.queue is None:
+        places += [*names.session_partitions, names]
+    found, problems = await read_junk(call.producer.gateway, places, given.limit)
+    return JunkPage(items=[JunkView(**item.summary()) for item in found], problems=problems)

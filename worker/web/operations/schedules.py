@@ -127,7 +127,7 @@ async def _details(call: Call, stored: StoredSchedule, coming: int = 5) -> Sched
     view = ScheduleView.of(stored, await defined_secrets(call.producer))
     states = await ScheduleChanges(call.producer).states(status.runs)
     runs = [run.model_copy(update={"state": state}) for run, state in zip(view.runs, states, strict=True)]
-    times = [] if status.next is None else islice(stored.when.times(status.next - 1), coming)
+    times = [] if status.next is None or not status.when else islice(stored.when.times(status.next - 1), coming)
     following = [NextRunView(planned=iso_time(planned), task_id=task_id_of(stored.name, planned)) for planned in times]
     return ScheduleDetailsView(schedule=view.model_copy(update={"runs": runs}), coming=following)
 

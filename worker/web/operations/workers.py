@@ -8,11 +8,12 @@ from typing import Final
 
 from pydantic import Field
 
+from ....queues import supervisors
 from ....queues.inspection.running import running_tasks
 from ....queues.inspection.views import observed_workers, queue_partitions
 from ....queues.presence import WorkerInfo, read_registered
 from ....queues.records import Record
-from ....queues.supervisors import SupervisorInfo, list_supervisors
+from ....queues.supervisors import SupervisorInfo
 from ....queues.wording import iso_time
 from ..operation import Call, Inputs, NoInputs, ResultModel, operation
 from ..problems import Problem
@@ -183,11 +184,11 @@ async def list_workers(call: Call, given: NoInputs) -> WorkersView:
     gateway, namespace = call.producer.gateway, call.producer.namespace
     workers = await observed_workers(gateway, namespace)
     problems = dict((await read_registered(gateway, namespace)).problems)
-    supervisors = await list_supervisors(gateway, namespace, problems)
+    registered = await supervisors.list_supervisors(gateway, namespace, problems)
     running = await _running(call)
     return WorkersView(
         workers=[WorkerDetails(worker=WorkerView.of(info), running=running.get(info.id, [])) for info in workers],
-        supervisors=[SupervisorView.of(info) for info in supervisors],
+        supervisors=[SupervisorView.of(info) for info in registered],
         problems=[RegistryProblem(id=name, problem=problem) for name, problem in problems.items()],
     )
 
@@ -219,3 +220,31 @@ async def _running(call: Call) -> dict[str, list[RunningTaskView]]:
     for record in await running_tasks(gateway, await queue_partitions(gateway, namespace), _MAX_RUNNING):
         found[record.worker or ""].append(RunningTaskView.of(record))
     return found
+
+
+class OneSupervisor(Inputs):
+    """A supervisor by its name."""
+
+    supervisor: str = Field(min_length=1, max_length=256, description="Name of the supervisor.")
+
+
+class ResumedSupervisor(ResultModel):
+    """A supervisor that was resumed."""
+
+    name: str
+
+
+@operation("POST", "/supervisors/{supervisor}/resume", roles=[Role.OPERATOR], changes=True)
+async def resume_supervisor(call: Call, given: OneSupervisor) -> ResumedSupervisor:
+    """Resume a supervisor that paused because its workers crashed too often.
+
+    Fix the cause first. This resets the crash count; it takes effect within two seconds.
+    """
+    gateway, namespace = call.producer.gateway, call.producer.namespace
+    paused = await supervisors.paused_supervisors(gateway, namespace)
+    if given.supervisor not in paused or not await supervisors.resume_supervisor(gateway, namespace, given.supervisor):
+        listed = ", ".join(paused) or "none"
+        raise Problem(
+            409, "supervisor-not-paused", f"supervisor {given.supervisor!r} is not paused; paused supervisors: {listed}"
+        )
+    return ResumedSupervisor(name=given.supervisor)
