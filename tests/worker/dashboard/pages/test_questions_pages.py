@@ -190,7 +190,6 @@ async def test_a_person_without_an_account_answers_in_a_browser(browser_page: Br
     await page.context.clear_cookies()
     await page.goto(url)
     await check_accessible(page)
-    await screenshot(page, "answer-link")
     await page.get_by_label("Approved").select_option("No")
     await page.get_by_label("Amount").fill("1")
     await page.get_by_role("button", name="Answer").click()
@@ -199,3 +198,15 @@ async def test_a_person_without_an_account_answers_in_a_browser(browser_page: Br
     browser_page.expected.append("status of 409")
     await page.goto(url)
     await expect(page.get_by_role("alert")).to_contain_text("'carol@example.com' has answered")
+
+
+async def test_pictures_of_questions(browser_page: BrowserPage, ask: Ask) -> None:
+    page = browser_page.page
+    for order in ("17", "18", "19"):
+        task_id = await ask(order)
+    await browser_page.goto("/questions")
+    await expect(page.get_by_role("row", name="Refund order 17?")).to_be_visible()
+    await screenshot(page, "questions")
+    await browser_page.goto(f"/questions/{task_id}/answer?wait=approval")
+    await expect(page.get_by_role("table", name="Arguments of refund")).to_be_visible()
+    await screenshot(page, "question")
