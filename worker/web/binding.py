@@ -178,12 +178,17 @@ def _response(known: Operation[Any, Any], result: Any) -> Response:
     if isinstance(result, EventStream):
         return EventSourceResponse(_sent(result), ping=_PING, headers=_HEADERS | {"X-Accel-Buffering": "no"})
     if isinstance(result, Download):
-        headers = _HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(result.name, safe='')}"}
-        return StreamingResponse(_chunks(result), known.status, headers, result.media_type)
+        return download_response(result)
     if result is None:
         return Response(status_code=known.status if known.status == 204 else 204, headers=_HEADERS)
     data = TypeAdapter(known.result).dump_json(result)
     return Response(data, known.status, _HEADERS, "application/json")
+
+
+def download_response(download: Download) -> Response:
+    """Return a response that sends a file, which browsers store and do not show."""
+    headers = _HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(download.name, safe='')}"}
+    return StreamingResponse(_chunks(download), headers=headers, media_type=download.media_type)
 
 
 async def _sent(stream: EventStream) -> AsyncIterator[ServerSentEvent]:

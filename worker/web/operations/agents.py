@@ -75,11 +75,19 @@ class WantedHandoff(AgentTask):
     received: bool = Field(False, description="Return the document that the task received from its predecessor.")
 
 
+class HandoffSection(ResultModel):
+    """Section of a handoff document."""
+
+    title: str
+    lines: list[str]
+
+
 class HandoffView(ResultModel):
     """A handoff document."""
 
     id: str
     document: dict[str, Any]
+    sections: list[HandoffSection] = Field(description="The document for readers, section by section.")
     markdown: str = Field(description="The document for readers.")
     problems: list[str] = Field(description="Why the stored document cannot be read; this one is from the log.")
 
@@ -100,6 +108,10 @@ async def show_handoff(call: Call, given: WantedHandoff) -> HandoffView:
     return HandoffView(
         id=handle.id,
         document=small.model_dump(mode="json"),
+        sections=[
+            HandoffSection(title=title, lines=[line.removeprefix("- ") for line in lines])
+            for title, lines in small.sections(brief=False)
+        ],
         markdown=fitted_text(found, given.budget).rstrip(),
         problems=problems,
     )

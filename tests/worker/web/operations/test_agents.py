@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import httpx
 import pytest
@@ -13,53 +13,12 @@ from perdure.web import Role
 from perdure.worker.agents.context.prompt import Prompt
 from pydantic import SecretStr
 
+from tests.support.travel_agent import HOSTILE, Travels, Trip, travelled
 from tests.support.workers import bounded, history, letter, work_off
 
 from ..conftest import ClientOf
 
 pytestmark = [pytest.mark.integration, pytest.mark.app(lease=30.0)]
-
-HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m'\"]]>&amp;"
-
-
-class Trip(AgentState):
-    city: str = "Rome"
-
-
-class Travels(Agent[Trip]):
-    """An agent that asks a model in each of its steps."""
-
-    builder: ClassVar[ContextBuilder] = ContextBuilder(window=20_000, identity="You book trips.", memory=False)
-    fail: ClassVar[str] = ""
-
-    async def plan(self, ctx: Context, state: Trip) -> list[PlanStep]:
-        return [PlanStep(key=key, title=f"{key} {HOSTILE}") for key in ("book", "pay")]
-
-    async def act(self, ctx: Context, state: Trip, step: PlanStep) -> str:
-        await ctx.decide(f"go to {state.city}", reasoning=f"it is near {HOSTILE}")
-        answer = await self.builder.ask(ctx, state, model)
-        if step.key == self.fail:
-            raise RuntimeError("the till is closed")
-        state.city = "Oslo"
-        await ctx.artifacts.save("ticket.html", f"<script>{HOSTILE}</script>")
-        return str(answer)
-
-    async def finish(self, ctx: Context, state: Trip) -> str:
-        return state.city
-
-
-async def model(prompt: Prompt) -> str:
-    from perdure.worker.durable.steps.current import current_step
-
-    await current_step().spend(input_tokens=prompt.total, output_tokens=7, usd=0.001, model="m-1")
-    return f"answer {HOSTILE}"
-
-
-async def done(app: App, kind: type[Agent[Any]] = Travels, goal: str = "travel") -> TaskHandle[Any]:
-    handle = await app.agent(kind, name="travels", retry=Retry(max_attempts=1)).enqueue(goal)
-    await work_off(app)
-    return handle
-
 
 Get = Callable[..., Awaitable[Any]]
 
@@ -77,7 +36,7 @@ def get(api: httpx.AsyncClient) -> Get:
 
 
 async def test_the_handoff_document_says_what_is_done(app: App, get: Get) -> None:
-    handle = await done(app)
+    handle = await travelled(app)
     found = await get(handle, "handoff")
     assert found["document"]["goal"] == "travel"
     assert found["document"]["why"] == "finished"
@@ -87,7 +46,7 @@ async def test_the_handoff_document_says_what_is_done(app: App, get: Get) -> Non
 
 
 async def test_a_task_without_a_predecessor_has_received_no_document(app: App, get: Get) -> None:
-    found = await get(await done(app), "handoff", 404, received=True)
+    found = await get(await travelled(app), "handoff", 404, received=True)
     assert found["type"] == "urn:perdure:problem:no-handoff"
 
 
@@ -97,7 +56,7 @@ async def test_the_plan_has_the_progress(app: App, get: Get) -> None:
 
         fail = "pay"
 
-    handle = await done(app, Fails)
+    handle = await travelled(app, Fails)
     await letter(app, handle)
     found = await get(handle, "plan")
     assert (found["agent"], found["goal"], found["done"], found["total"]) == ("travels", "travel", 1, 2)
@@ -124,7 +83,7 @@ async def test_the_plan_of_a_function(app: App, get: Get) -> None:
 
 
 async def test_the_timeline_has_decisions_with_reasons_in_pages(app: App, get: Get) -> None:
-    handle = await done(app)
+    handle = await travelled(app)
     pages, cursor = list[Any](), dict[str, str]()
     while True:
         page = await get(handle, "timeline", limit=4, decisions=True, **cursor)
@@ -142,7 +101,7 @@ async def test_the_timeline_has_decisions_with_reasons_in_pages(app: App, get: G
 
 
 async def test_a_state_and_the_difference_between_two_with_its_cause(app: App, get: Get) -> None:
-    handle = await done(app)
+    handle = await travelled(app)
     decisions = [event.number for event in await history(handle) if event.type == "decided"]
     first, second = (number for number in decisions if number is not None)
     assert (await get(handle, "state", at=first))["state"]["city"] == "Rome"
@@ -171,7 +130,7 @@ async def test_the_prompts_of_model_calls_as_they_were_built(app: App, get: Get)
 
             return str(await self.builder.ask(ctx, state, noted))
 
-    handle = await done(app, Notes)
+    handle = await travelled(app, Notes)
     page = await get(handle, "prompts", limit=1)
     assert (page["of"], len(page["items"])) == (2, 1)
     later = await get(handle, "prompts", limit=1, cursor=page["next"])
@@ -213,7 +172,7 @@ async def test_a_prompt_has_no_secret(app: App, get: Get) -> None:
 
 
 async def test_costs_by_step_and_attempt(app: App, get: Get) -> None:
-    handle = await done(app)
+    handle = await travelled(app)
     found = await get(handle, "costs")
     assert [(cost["attempt"], cost["calls"], cost["models"]) for cost in found["steps"]] == [(1, 1, ["m-1"])] * 2
     assert found["usd"] == "0.002"
@@ -222,7 +181,7 @@ async def test_costs_by_step_and_attempt(app: App, get: Get) -> None:
 
 
 async def test_artifacts_are_sent_as_files(app: App, api: httpx.AsyncClient, get: Get) -> None:
-    handle = await done(app)
+    handle = await travelled(app)
     (item,) = (await get(handle, "artifacts"))["items"]
     assert (item["name"], item["media_type"]) == ("ticket.html", "text/html")
     answer = await api.get(f"/tasks/{handle.id}/artifact", params={"name": "ticket.html"})
@@ -288,7 +247,7 @@ async def test_a_finding_is_dismissed_once(app: App, client_of: ClientOf, get: G
 
 
 async def test_identity_resumes_and_memories(app: App, get: Get) -> None:
-    handle = await done(app)
+    handle = await travelled(app)
     found = await get(handle, "identity")
     assert (found["agent"], found["resumes"], found["problems"]) == ("travels", [], [])
     assert (await get(handle, "memories"))["ids"] == []
