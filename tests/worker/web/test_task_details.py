@@ -41,8 +41,8 @@ async def done(app: App) -> TaskHandle[Any]:
 
 async def test_details_have_the_record_and_the_explanation(api: httpx.AsyncClient, done: TaskHandle[Any]) -> None:
     found = await get(api, done, "details")
-    assert (found["task"]["args"], found["task"]["result"], found["parent"]) == ({"number": 3}, 8, None)
-    assert found["task"]["explanation"]["cause"] == "succeeded"
+    assert (found["task"]["args"], found["result"], found["parent"]) == ({"number": 3}, 8, None)
+    assert found["explanation"]["cause"] == "succeeded"
 
 
 async def test_phases_have_the_steps_in_their_order(api: httpx.AsyncClient, done: TaskHandle[Any]) -> None:
@@ -153,7 +153,7 @@ async def test_a_doubt_is_resolved_once_for_all_who_look(client_of: ClientOf, ap
     gateway, partition = app.producer.gateway, handle.partition
     await gateway.command("HSET", partition.steps(handle.id), "i:pay", b'{"h":"","a":"order 17"}')
     approver = client_of(Role.APPROVER, name="bob")
-    details = (await approver.get(f"/tasks/{handle.id}/details")).json()["task"]
+    details = (await approver.get(f"/tasks/{handle.id}/details")).json()
     assert details["explanation"]["doubts"][0]["step"] == "pay"
     assert (await client_of(Role.VIEWER).post(f"/tasks/{handle.id}/resolve", json={"step": "pay"})).status_code == 403
     both = {"step": "pay", "result": None, "failed": "no"}
@@ -172,7 +172,7 @@ async def test_a_task_that_has_expired_is_a_problem(api: httpx.AsyncClient, app:
     )
     for part in ("details", "phases", "children", "arguments", "step?key=one"):
         answer = await api.get(f"/tasks/{done.id}/{part}")
-        assert (answer.status_code, answer.json()["type"]) == (404, "urn:perdure:problem:task-not-found")
+        assert (answer.status_code, answer.json()["type"]) == (410, "urn:perdure:problem:task-expired")
 
 
 async def test_foreign_bytes_in_every_field_of_a_record_make_no_error_of_the_server(

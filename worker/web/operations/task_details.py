@@ -27,14 +27,14 @@ from ...agents.journal.forks import BadEdit, fork
 from ...defined_secrets import mask_defined
 from ...durable.journal.event import RECORDED
 from ...durable.journal.failure_record import FailureRecord, is_failure
-from ...durable.journal.step_record import StepRecord
+from ...durable.journal.step_record import SNAPSHOT, StepRecord
 from ...errors import BadHistory
 from ...shown_task import read_shown_task
-from ..operation import Call, ResultModel, operation
+from ..operation import MAX_LIMIT, Call, ResultModel, operation
 from ..problems import Problem
 from ..task_phases import Phase, StepSpan, phases_of
 from ..users import Role
-from .tasks import OneTask
+from .tasks import ExplanationView, OneTask, TaskView
 
 MAX_EVENTS: Final = 2_000
 """Events of a log, the newest, of which phases, steps and children are computed."""
@@ -54,21 +54,39 @@ StepKey = Annotated[str, Field(min_length=1, max_length=1024, description="Key o
 class TaskDetails(ResultModel):
     """A task with its explanation, and what its checkpoint has for operators."""
 
-    task: dict[str, Any] = Field(
-        description="The record, `explanation`, `artifacts`, `incoherent` findings, `promises`, `plan` and `budgets`; "
-        "secret values are masked."
-    )
+    task: TaskView
+    explanation: ExplanationView
+    result: Any = Field(description="Result of a task that has succeeded; a text if it cannot be read, or is large.")
     parent: str | None = Field(description="Id of the task that spawned it.")
+    agent: bool = Field(description="Whether it is an agent, and has a state.")
+    masked: bool = Field(description="Whether secret arguments are masked.")
+    plan: list[dict[str, Any]] | None = Field(description="Steps of the plan of a function.")
+    budgets: list[dict[str, Any]] = Field(description="What was spent of the budgets of the task and of its parents.")
+    artifacts: list[dict[str, Any]]
+    promises: list[dict[str, Any]] = Field(description="Open promises.")
+    findings: list[dict[str, Any]] = Field(description="Findings of coherence checks that hold.")
     notes: list[str] = Field(description="Why something is left out.")
 
 
 @operation("GET", "/tasks/{task_id}/details", roles=[Role.VIEWER, Role.PRODUCER])
 async def show_task_details(call: Call, given: OneTask) -> TaskDetails:
-    """Return a task with the explanation of its state, its plan, budgets, artifacts and doubts."""
+    """Return a task with the explanation of its state, its result, plan, budgets, artifacts and doubts."""
     handle = await call.find(given.task_id, given.queue)
-    shown = await read_shown_task(call.producer, handle)
+    gateway, shown = call.producer.gateway, await read_shown_task(call.producer, handle)
+    record, data = shown.record, shown.summary()
     return TaskDetails(
-        task=shown.summary(), parent=await _parent(call.producer.gateway, handle), notes=list(shown.notes)
+        task=TaskView.of(record),
+        explanation=ExplanationView.of(shown.explained),
+        result=data["result"],
+        parent=await _parent(gateway, handle),
+        agent=bool(await gateway.command("HEXISTS", handle.partition.steps(handle.id), f"s:{SNAPSHOT}")),
+        masked=bool(record.secrets or record.masked) and contains_mask(record.shown_arguments() or b""),
+        plan=data["plan"],
+        budgets=data["budgets"],
+        artifacts=data["artifacts"],
+        promises=data["promises"],
+        findings=data["incoherent"],
+        notes=shown.notes,
     )
 
 
@@ -158,6 +176,58 @@ async def _newest(gateway: Gateway, handle: TaskHandle[Any]) -> tuple[list[TaskE
     total = int(await gateway.command("XLEN", handle.partition.log(handle.id)))
     events = await read_last_events(gateway, handle.partition, handle.id, MAX_EVENTS)
     return events[::-1], max(total, len(events))
+
+
+# events
+
+
+class EventsInputs(OneTask):
+    """A page of the log of a task, from its end."""
+
+    limit: int = Field(100, ge=1, le=MAX_LIMIT, description="Most events of the page.")
+    cursor: str | None = Field(
+        None, pattern=r"^[0-9]{1,20}-[0-9]{1,20}$", description="Field `next` of the page before: the id of an event."
+    )
+
+
+class EventView(ResultModel):
+    """An event of a task."""
+
+    id: str
+    at: str
+    type: str
+    step: str | None
+    number: int | None
+    data: Any
+    problem: str | None = Field(description="Why its data cannot be read.")
+
+
+class EventPage(ResultModel):
+    """A page of the log of a task, the newest event first."""
+
+    items: list[EventView]
+    next: str | None
+
+
+@operation("GET", "/tasks/{task_id}/log", roles=[Role.VIEWER, Role.PRODUCER])
+async def list_events(call: Call, given: EventsInputs) -> EventPage:
+    """Return events of a task, the newest first. `GET /tasks/{task_id}/events` follows them."""
+    handle = await call.find(given.task_id, given.queue)
+    at = (call.producer.gateway, handle.partition, handle.id)
+    events = await read_last_events(*at, given.limit + 1, before=given.cursor)
+    items = [
+        EventView(
+            id=event.id,
+            at=_iso(event.at),
+            type=event.type,
+            step=event.step,
+            number=event.number,
+            data=event.data,
+            problem=event.problem,
+        )
+        for event in events[: given.limit]
+    ]
+    return EventPage(items=items, next=items[-1].id if len(events) > given.limit else None)
 
 
 # steps
