@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from ....queues.errors import AnswerRefused, DecryptionError, InvalidAnswer, TaskEnded
-from ....queues.inspection.views import queue_partitions
 from ....queues.keys import Partition
 from ....queues.waits import (
     TOKEN_LENGTH,
@@ -28,6 +27,7 @@ from ....queues.waits import (
     read_live_waits,
 )
 from ....queues.wording import iso_time
+from ..filters import known_partitions
 from ..operation import MAX_LIMIT, Call, Inputs, QueueText, ResultModel, TaskIdText, operation
 from ..problems import Problem, ProblemError
 from ..users import Role
@@ -157,9 +157,7 @@ async def list_questions(call: Call, given: ListQuestions) -> QuestionPage:
         held = [wait for wait in waits.open if wait.token == given.token]
         items = await question_views(call, partition, holder.task_id, Waits(held, {}))
         return QuestionPage(items=items, next=None, read=1, of=1)
-    partitions = await queue_partitions(gateway, namespace, given.queue)
-    if given.queue is not None and not partitions:
-        raise Problem(404, "queue-not-found", f"there is no queue {given.queue!r} in namespace {namespace.name!r}")
+    partitions = await known_partitions(call, given.queue)
     try:
         page = await page_waiting(gateway, partitions, limit=given.limit, after=given.cursor or "")
     except ValueError as error:

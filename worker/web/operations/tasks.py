@@ -15,11 +15,11 @@ from ....queues.explanation.sentences import Explanation
 from ....queues.handle import TaskHandle
 from ....queues.inbox import InboxMessage, drop_message
 from ....queues.inspection.timeline import count_tasks, page_tasks
-from ....queues.inspection.views import queue_partitions
 from ....queues.records import Record, State
 from ....queues.task_filter import TaskFilter
 from ....queues.wording import iso_time
 from ...defined_secrets import check_conditions, mask_defined
+from ..filters import known_partitions
 from ..operation import (
     ENQUEUED_BY,
     Call,
@@ -166,8 +166,7 @@ async def list_tasks(call: Call, given: TaskListInputs) -> TaskPageView:
     """
     producer = call.producer
     wanted = await given.filter(call)
-    if given.queue is not None and not await queue_partitions(producer.gateway, producer.namespace, given.queue):
-        raise Problem(404, "queue-not-found", f"there is no queue {given.queue!r}; GET /queues lists them")
+    await known_partitions(call, given.queue)
     with refused_as("cursor"):
         page = await page_tasks(
             producer.gateway,

@@ -170,7 +170,7 @@ async def test_a_letter_has_everything_but_its_secret(bury: Bury, client_of: Cli
     assert "4111" not in answer.text
 
 
-@pytest.mark.parametrize("task_id", ["unknown", "entry-1-1", "a b", "x" * 64])
+@pytest.mark.parametrize("task_id", ["unknown", "entry-1-1", "x" * 64])
 async def test_a_missing_letter_is_not_found(api: httpx.AsyncClient, task_id: str) -> None:
     for method, path in (("GET", ""), ("POST", "/replay"), ("DELETE", "")):
         answer = await api.request(method, f"/dead-letters/{task_id}{path}")
