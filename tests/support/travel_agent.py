@@ -1,4 +1,4 @@
-"""An agent for tests of pages and operations: it decides with reasons, asks a model, pays for it and saves an artifact."""
+"""An agent for tests of pages: it decides with reasons, asks a model, pays for it and saves an artifact."""
 
 from __future__ import annotations
 
