@@ -32,12 +32,20 @@ _SETTLING_MS: Final = 1000
 _ID: Final = re.compile(r"([0-9]{1,16})-([0-9]{1,20})(?:@(.+))?", re.DOTALL)
 
 
-class _Place(NamedTuple):
+class EventPlace(NamedTuple):
     """Place of an event in the sequence. stream: "" for the log. number: of the item, or within the millisecond."""
 
     at: int
     stream: str
     number: int
+
+
+def event_place(event_id: str) -> EventPlace:
+    """Return the place of the event that has an id. Raises `ValueError` for any other text."""
+    found = _ID.fullmatch(event_id)
+    if found is None or int(found[2]) >= 2**64:
+        raise ValueError(f"after must be the id of an event, got {event_id!r}")
+    return EventPlace(int(found[1]), "" if found[3] is None else check_stream(found[3]), int(found[2]))
 
 
 class MergedEvents:
@@ -49,13 +57,11 @@ class MergedEvents:
 
     def __init__(self, gateway: Gateway, partition: Partition, task_id: str, after: str) -> None:
         """after: id of the event after which it starts. Raises `ValueError` for any other text."""
-        if (found := _ID.fullmatch(after)) is None:
-            raise ValueError(f"after must be the id of an event, got {after!r}")
-        name = "" if found[3] is None else check_stream(found[3])
-        self._start = _Place(int(found[1]), name, int(found[2]))
+        self._start = start = event_place(after)
         self._gateway, self._partition, self._task_id = gateway, partition, task_id
-        self._log = f"{found[1]}-{2**64 - 1 if name else found[2]}"  # id of the last event of the log that was taken
-        self._last: dict[str, _Place] = {}  # places of the last items that were taken, by stream
+        number = 2**64 - 1 if start.stream else start.number
+        self._log = f"{start.at}-{number}"  # id of the last event of the log that was taken
+        self._last: dict[str, EventPlace] = {}  # places of the last items that were taken, by stream
         self.streams: frozenset[str] = frozenset()
 
     async def read(self) -> tuple[list[TaskEvent], bool]:
@@ -64,7 +70,7 @@ class MergedEvents:
         names = stream_names(await self._gateway.command("HGET", record, "streams"))
         keys = [self._partition.stream(self._task_id, name) for name in names]
         self.streams = frozenset(keys)
-        last = [self._last.get(name, _Place(0, name, 0)) for name in names]
+        last = [self._last.get(name, EventPlace(0, name, 0)) for name in names]
         time, log, *streams = await self._gateway.pipeline(
             [
                 ("TIME",),
@@ -99,11 +105,11 @@ class MergedEvents:
         return taken, bool(full)
 
 
-def _log_place(event: TaskEvent) -> _Place:
-    return _Place(event.at, "", int(event.id.partition("-")[2]))
+def _log_place(event: TaskEvent) -> EventPlace:
+    return EventPlace(event.at, "", int(event.id.partition("-")[2]))
 
 
-def _placed(items: Sequence[StreamItem], at: int) -> Iterator[tuple[_Place, TaskEvent]]:
+def _placed(items: Sequence[StreamItem], at: int) -> Iterator[tuple[EventPlace, TaskEvent]]:
     """Yield events of items with their places. at: time of the item before them, which none of them precedes."""
     for item in items:
         at = max(at, item.at)
@@ -114,4 +120,4 @@ def _placed(items: Sequence[StreamItem], at: int) -> Iterator[tuple[_Place, Task
             data |= {"value": item.value}
         identity = f"{at}-{item.cursor}@{item.stream}"
         event = TaskEvent(identity, at, EMITTED, item.step, data, problem=item.problem, task_id=item.task_id)
-        yield _Place(at, item.stream, int(item.cursor)), event
+        yield EventPlace(at, item.stream, int(item.cursor)), event

@@ -6,6 +6,7 @@ A body is read up to a bound, and refused before it is read if its length is dec
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final, get_args, get_origin
@@ -14,13 +15,15 @@ from urllib.parse import parse_qsl, quote
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.requests import Request
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ...queues.errors import PerdureError
 from ..log import logger
-from .operation import OPERATIONS, Download, EventStream, Operation
+from .operation import OPERATIONS, Call, Download, EventStream, Operation
 from .problems import MEDIA_TYPE, Problem, invalid, problem_of
 from .service import Service
 from .users import User
@@ -32,6 +35,12 @@ _PING: Final = 15
 
 _MAX_FIELDS: Final = 5_000
 """Fields of a form at most."""
+
+_CLIENT_GONE: Final = 499
+"""Status, in logs of proxies, of a request whose client has closed the connection."""
+
+_SEND_TIMEOUT: Final = 30.0
+"""Seconds after which the stream of a client that reads nothing is closed."""
 
 _ANONYMOUS: Final = User("anonymous", ())
 
@@ -50,6 +59,8 @@ def _endpoint(service: Service, known: Operation[Any, Any]) -> Any:
             return problem_response(problem)
         except PerdureError as error:
             return problem_response(problem_of(error))
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
         except Exception as error:  # noqa: BLE001 - its text may hold data, so it goes to the log only
             logger.exception("{} {} failed: {}", request.method, known.path, type(error).__name__)
             return problem_response(
@@ -71,7 +82,29 @@ async def _answer(service: Service, known: Operation[Any, Any], request: Request
     given = await read_inputs(known, request, service.max_body)
     base = f"{request.url.scheme}://{request.url.netloc}{request.scope.get('root_path', '').rstrip('/')}"
     call = service.call(user or _ANONYMOUS, base)
-    return _response(known, await known(call, given))
+    return _response(known, await _run(known, call, given, request))
+
+
+async def _run(known: Operation[Any, Any], call: Call, given: BaseModel, request: Request) -> Any:
+    """Run an operation. One that only reads, and may wait, ends when the client goes."""
+    if known.changes or known.method != "GET":
+        return await known(call, given)
+    running = asyncio.ensure_future(known(call, given))
+    leaving = asyncio.ensure_future(_client_gone(request))
+    try:
+        await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientDisconnect
+        return running.result()
+    finally:
+        for task in (running, leaving):
+            task.cancel()
+        await asyncio.wait((running, leaving))
+
+
+async def _client_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_inputs(known: Operation[Any, Any], request: Request, max_body: int) -> BaseModel:
@@ -176,7 +209,7 @@ def problem_response(problem: Problem) -> Response:
 
 def _response(known: Operation[Any, Any], result: Any) -> Response:
     if isinstance(result, EventStream):
-        return EventSourceResponse(_sent(result), ping=_PING, headers=_HEADERS | {"X-Accel-Buffering": "no"})
+        return _EventResponse(_sent(result), ping=_PING, headers=_HEADERS, send_timeout=_SEND_TIMEOUT)
     if isinstance(result, Download):
         return download_response(result)
     if result is None:
@@ -189,6 +222,18 @@ def download_response(download: Download) -> Response:
     """Return a response that sends a file, which browsers store and do not show."""
     headers = _HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(download.name, safe='')}"}
     return StreamingResponse(_chunks(download), headers=headers, media_type=download.media_type)
+
+
+class _EventResponse(EventSourceResponse):
+    """An event stream, which ends for a client that reads nothing."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            logger.info(
+                "closed the event stream {}: its client has read nothing for {} s", scope["path"], _SEND_TIMEOUT
+            )
 
 
 async def _sent(stream: EventStream) -> AsyncIterator[ServerSentEvent]:
