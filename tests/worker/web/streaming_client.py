@@ -33,7 +33,7 @@ def frames_of(text: str) -> list[SentFrame]:
 
 
 class StreamClient:
-    """A client that has sent its request. status: None before the response has begun."""
+    """A client that has sent its request. status: None before the response starts."""
 
     def __init__(self) -> None:
         self.status: int | None = None

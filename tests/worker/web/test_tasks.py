@@ -116,7 +116,7 @@ async def test_a_producer_lists_its_own_tasks(ids: list[str], client_of: ClientO
     assert [item["id"] for item in page["items"]] == [mine]
 
 
-async def test_a_handlers_failure_is_told_from_one_of_the_server(
+async def test_a_failure_of_a_handler_differs_from_one_of_the_server(
     ids: list[str], api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = await api.get(f"/tasks/{ids[4]}/result")
@@ -236,7 +236,7 @@ async def test_a_message_is_removed(app: App, api: httpx.AsyncClient) -> None:
     assert (await api.get(path)).json() == {"items": []}
 
 
-async def test_an_expired_task_is_told_from_an_unknown_one(app: App, ids: list[str], client_of: ClientOf) -> None:
+async def test_an_expired_task_differs_from_an_unknown_one(app: App, ids: list[str], client_of: ClientOf) -> None:
     await redis_command(app, "DEL", app.producer.namespace.partition("test").record(ids[3]))
     viewer = client_of(Role.VIEWER)
     answer = await viewer.get(f"/tasks/{ids[3]}")
