@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,8 +27,11 @@ import pytest_asyncio
 import uvicorn
 from perdure import App
 from perdure.web import Role, User
-from perdure.worker.dashboard.application import application
+from perdure.worker.dashboard.application import application, load_pages
+from perdure.worker.dashboard.page import PAGES
 from perdure.worker.settings import Settings
+from perdure.worker.web.operation import OPERATIONS
+from perdure.worker.web.router import load_operations
 from perdure.worker.web.server import make_server
 from perdure.worker.web.service import Service
 from playwright.async_api import Browser, Page, Response
@@ -70,6 +73,19 @@ async def app(settings: Settings) -> AsyncIterator[App]:
         yield app
 
 
+@pytest.fixture
+def own_pages() -> Iterator[None]:
+    """Forget the pages and operations that the test registers."""
+    load_operations()
+    load_pages()
+    pages, operations = dict(PAGES), dict(OPERATIONS)
+    yield
+    PAGES.clear()
+    PAGES.update(pages)
+    OPERATIONS.clear()
+    OPERATIONS.update(operations)
+
+
 def user_of(request: HTTPConnection) -> User | None:
     """Return the user that the test names in headers."""
     name = request.headers.get("x-user")
@@ -80,7 +96,13 @@ class Visit(Protocol):
     """Opens a page, or sends a form, as a user of these roles; see `visit`."""
 
     async def __call__(
-        self, path: str, *roles: Role, form: dict[str, Any] | None = None, name: str = "ada", **headers: str
+        self,
+        path: str,
+        *roles: Role,
+        params: dict[str, Any] | None = None,
+        form: dict[str, Any] | None = None,
+        name: str = "ada",
+        **headers: str,
     ) -> httpx.Response: ...
 
 
@@ -95,7 +117,12 @@ async def visit(app: App) -> AsyncIterator[Visit]:
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}/sub") as client:
 
         async def opened(
-            path: str, *roles: Role, form: dict[str, Any] | None = None, name: str = "ada", **headers: str
+            path: str,
+            *roles: Role,
+            params: dict[str, Any] | None = None,
+            form: dict[str, Any] | None = None,
+            name: str = "ada",
+            **headers: str,
         ) -> httpx.Response:
             sent = {"x-user": name, "x-roles": " ".join(roles)} if roles else {}
             if form is not None:
@@ -103,8 +130,8 @@ async def visit(app: App) -> AsyncIterator[Visit]:
             sent |= {key.replace("_", "-"): value for key, value in headers.items()}
             path = path.removeprefix("/sub")
             if form is None:
-                return await client.get(path, headers=sent)
-            return await client.post(path, data=form, headers=sent)
+                return await client.get(path, params=params, headers=sent)
+            return await client.post(path, params=params, data=form, headers=sent)
 
         yield opened
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
+import anyio
 import pytest
 from perdure import App
 from perdure.web import Role, User
@@ -13,6 +13,7 @@ from perdure.worker.dashboard.live import END, START, live_part, live_stream
 from perdure.worker.dashboard.page import Html
 from perdure.worker.web.problems import Problem
 from playwright.async_api import expect
+from sse_starlette import ServerSentEvent
 
 from .conftest import BrowserPage, Visit
 
@@ -38,8 +39,8 @@ async def frames(*pages: Html | Problem | None) -> list[tuple[str, str]]:
             raise found
         return found
 
-    stream: AsyncIterator[object] = live_stream(read).body_iterator
-    return [(frame.event, frame.data) async for frame in stream]  # type: ignore[attr-defined]
+    sent = [frame async for frame in live_stream(read).body_iterator]
+    return [(str(frame.event), str(frame.data)) for frame in sent if isinstance(frame, ServerSentEvent)]
 
 
 def test_the_live_part_is_what_the_marks_enclose() -> None:
@@ -82,7 +83,7 @@ async def test_a_page_that_takes_long_is_read_less_often(monkeypatch: pytest.Mon
     times = iter([0.0, 0.002, 1.0, 1.5, 2.0, 12.0, 13.0])
     monkeypatch.setattr(live, "INTERVAL", 1.0)
     monkeypatch.setattr(live, "_SHARE", 20)
-    monkeypatch.setattr(live.anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     monkeypatch.setattr(live, "monotonic", lambda: next(times))
     await frames(page("1"), page("2"), page("3"))
     assert slept == [1.0, 10.0, 30.0]
