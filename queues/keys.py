@@ -133,7 +133,7 @@ Channels of pub/sub:
     {ns:~sessions:n}:session:ID   a turn of the session has ended or failed
     {ns:~limits:0}:waiters:NAME   a token of the limit is free; the message is the waiter whose turn it is
     {ns:~schedules}:changed  a schedule was added or changed
-    {ns:~pauses}:changed     a queue or tasks were paused or resumed
+    {ns:~pauses}:changed     a queue or tasks were paused or resumed, or a worker is to be drained
     {ns:worker}:ID           a task that the worker runs is to be cancelled: it renews its leases, and reads the request
 """
 

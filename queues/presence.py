@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from .errors import WrongType
+from .errors import QueueError, WrongType
+from .junk import count_of
 from .keys import Namespace
 from .member_registry import MemberRegistry, report_problems
 from .runtime import RUNTIME
@@ -24,6 +27,7 @@ from .transport.scripts import pairs, queue_script
 from .wording import iso_time
 
 _REGISTER = queue_script("register_worker")
+_DRAIN = queue_script("drain_worker")
 
 _MISSED: Final = 2
 """Intervals without a registration after which a worker is presumed dead."""
@@ -48,6 +52,10 @@ class WorkerInfo:
         aliases: Former names of its app.
         capacity: Share of its slots that it may fill now (`figure`, 0 to 1), and what that depends on: `free_slots`,
             `lag` of its event loop in seconds, `memory` and `memory_limit` in bytes. Empty if it reports none.
+        draining: Whether it takes no more tasks and stops when its tasks have ended; None from earlier versions, which
+            cannot be asked to.
+        drain: Time at which an operator has asked it to, in milliseconds of Redis' clock; None if none has.
+        drain_by: Who has asked it to; may be empty.
         blocked: Whether it renews leases but does not register: its event loop is blocked. Set by `observed_workers`.
     """
 
@@ -70,6 +78,9 @@ class WorkerInfo:
     aliases: tuple[str, ...] = ()
     capacity: Mapping[str, Any] = field(default_factory=dict)
     blocked: bool = False
+    draining: bool | None = None
+    drain: int | None = None
+    drain_by: str = ""
 
     @property
     def presumed_dead(self) -> bool:
@@ -90,11 +101,13 @@ class WorkerInfo:
 
     @property
     def status(self) -> str:
-        """`ready`, `not` with the health levels that fail, `blocked`, `presumed dead`, or `?` without a report."""
+        """`ready`, `draining`, `blocked`, `presumed dead`, `not` with the failing levels, or `?` without a report."""
         if self.blocked:
             return "blocked"
         if self.presumed_dead:
             return "presumed dead"
+        if self.draining or self.drain is not None:
+            return "draining"
         levels = self.levels
         failing = [name for name, ok in levels.items() if not ok]
         return f"not {', '.join(failing)}" if failing else "ready" if levels else "?"
@@ -122,8 +135,9 @@ class WorkerInfo:
         return app is None or app == self.app or app in self.aliases
 
     def summary(self) -> dict[str, Any]:
-        """Return the worker as plain data, its start as ISO 8601."""
-        return asdict(self) | {"started": iso_time(self.started), "presumed_dead": self.presumed_dead}
+        """Return the worker as plain data, times as ISO 8601."""
+        times = {"started": iso_time(self.started), "drain": iso_time(self.drain)}
+        return asdict(self) | times | {"presumed_dead": self.presumed_dead}
 
 
 def _is_level(found: object) -> bool:
@@ -140,7 +154,7 @@ class Announced(NamedTuple):
     """Reply to a registration. started: start time of the worker in milliseconds of Redis' clock.
 
     schedules, jobs: whether the namespace has any; jobs that have ended count too. pauses: the stored ones, see
-    pauses.py.
+    pauses.py. drain: whether an operator drains the worker.
     """
 
     started: int
@@ -148,6 +162,7 @@ class Announced(NamedTuple):
     schedules: bool
     pauses: Mapping[bytes, bytes]
     jobs: bool
+    drain: bool
 
 
 async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> Announced:
@@ -158,9 +173,35 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
         args += (name, write(getattr(info, name)))
     keys = [namespace.worker(info.id), namespace.workers, namespace.config]
     keys += [namespace.schedules, namespace.pauses, namespace.jobs]
-    started, now, stored, schedules, pauses, jobs = await gateway.run(_REGISTER, keys, args)
+    started, now, stored, schedules, pauses, jobs, drain = await gateway.run(_REGISTER, keys, args)
     config = SharedConfig.decode(pairs(stored), int(now))
-    return Announced(int(started), config, bool(schedules), pairs(pauses), bool(jobs))
+    return Announced(int(started), config, bool(schedules), pairs(pauses), bool(jobs), bool(drain))
+
+
+class DrainAnswer(StrEnum):
+    """Answer to a request to drain a worker."""
+
+    ASKED = "asked"
+    ASKED_BEFORE = "asked before"
+    NOT_REGISTERED = "not registered"
+    UNSUPPORTED = "of an earlier version"
+
+
+async def drain_worker(gateway: Gateway, namespace: Namespace, worker_id: str, *, by: str = "") -> DrainAnswer:
+    """Ask a worker to take no more tasks, to finish what it runs, and to stop. It follows within a moment."""
+    found = await gateway.run(_DRAIN, [namespace.worker(worker_id)], [by[:200]])
+    if found == 1:
+        with suppress(QueueError):  # a hint: workers register every few seconds
+            await gateway.command("PUBLISH", namespace.pause_channel, "")
+    return _ANSWERS[found]
+
+
+_ANSWERS: Final[Mapping[int, DrainAnswer]] = {
+    1: DrainAnswer.ASKED,
+    2: DrainAnswer.ASKED_BEFORE,
+    0: DrainAnswer.NOT_REGISTERED,
+    -1: DrainAnswer.UNSUPPORTED,
+}
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
@@ -237,6 +278,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "catalog": (str, bytes.decode),
     "aliases": (orjson.dumps, _read_names),
     "capacity": (orjson.dumps, orjson.loads),
+    "draining": (lambda draining: "1" if draining else "0", lambda stored: stored == b"1"),
 }
 """Encoder and decoder of each field of the hash."""
 
@@ -246,6 +288,8 @@ _READERS: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "started": int,
     "seen": int,
     "progress": int,  # written by the script
+    "drain": count_of,
+    "drain_by": lambda stored: stored.decode("utf-8", "replace"),
 }
 
 

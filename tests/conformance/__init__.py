@@ -45,6 +45,7 @@ holds for all scripts.
 | `test_values` | read_values, update_value |
 | `test_versions` | await_version, wake_version |
 | `test_waits` | answer, claim_token, forget_waits |
+| `registries/test_draining` | drain_worker |
 | `registries/test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `delivery/test_touch` | touch |
 | `findings/test_notes_and_dismissals` | dismiss |

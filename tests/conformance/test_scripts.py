@@ -75,7 +75,7 @@ from perdure.queues.limits.store import LimitStore, Released, ReleaseRequest, Ta
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
 from perdure.queues.pauses import PauseRule, PauseStore, load_pauses
-from perdure.queues.presence import announce
+from perdure.queues.presence import DrainAnswer, announce, drain_worker
 from perdure.queues.schedules.call import ScheduledCall
 from perdure.queues.schedules.definition import Every, Rules
 from perdure.queues.schedules.firing import ScheduleFirer
@@ -379,6 +379,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     info = WorkerInfo("b", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)
     assert [one.id for one in await list_workers(gateway, namespace)] == ["b"]
+    assert await drain_worker(gateway, namespace, "b") is DrainAnswer.ASKED
 
 
 async def limit(gateway: Gateway, namespace: Namespace) -> None:

@@ -72,11 +72,11 @@ model of their own, `test_sessions`, and so have those of joins (add_children, c
 put_result_chunk), `test_joins`, and those of tokens (hold_limit, publish_limit, release_limits, renew_limits,
 take_limits), `test_limits`, and those of waiting lists (enqueue_limited, look_limited, admit_limited, await_limit,
 count_limited), `test_admission`. Scripts that write no key of a task have none: records of workers and supervisors
-(count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
-workspaces (put_file), tokens of waits (claim_token), markers of unique keys (claim_unique), what operators set for
-limits (set_limit), ledgers of budgets (ask_for_budget, charge_budget, raise_budget), schedules, jobs and pauses
-(write_compared), reads of tokens that parked tasks keep (look_kept), keys of another type (set_key_aside), reads of a
-task's past (load_history, read_log), and pages of a hash (hash_page).
+(count_crash, drain_worker, register_supervisor, register_worker, unpause_supervisor), identities (set_identity),
+files of shared workspaces (put_file), tokens of waits (claim_token), markers of unique keys (claim_unique), what
+operators set for limits (set_limit), ledgers of budgets (ask_for_budget, charge_budget, raise_budget), schedules,
+jobs and pauses (write_compared), reads of tokens that parked tasks keep (look_kept), keys of another type
+(set_key_aside), reads of a task's past (load_history, read_log), and pages of a hash (hash_page).
 A copy of a task that has ended (store_ended) has none either: the script renames what was uploaded for one new task.
 tests/conformance has their tests.
 """

@@ -1,4 +1,4 @@
-"""`perdure worker`: run workers and supervisors, list them, resume paused supervisors."""
+"""`perdure worker`: run workers and supervisors, list and drain them, resume paused supervisors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import anyio
 import typer
 
+from ...queues.defaults import nearest
 from ...queues.errors import Unavailable
 from ...queues.inspection.views import list_queues, observed_workers
 from ...queues.keys import check_name
-from ...queues.presence import WorkerInfo, list_workers, read_registered
+from ...queues.presence import DrainAnswer, WorkerInfo, drain_worker, list_workers, read_registered
 from ...queues.producer import Producer
 from ...queues.supervisors import SupervisorInfo, list_supervisors, paused_supervisors, resume_supervisor
-from ...queues.wording import duration
+from ...queues.wording import counted, duration
 from ..runtime.health.report import ALIVE, CONNECTED, LEVELS, Level, Report
 from .lazy import load
 from .support.connection import ConnectionOptions, connected, where
 from .support.errors import Failed, Misuse
-from .support.options import in_duration
+from .support.options import By, in_duration, login
 from .support.output import Column, StderrText, Styled, Table, Time, note, table
 from .support.runner import LiveListing, Output, command
 
@@ -46,7 +48,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def worker() -> None:
-    """Run workers and supervisors, list them, check their health, and resume paused supervisors."""
+    """Run workers and supervisors, list and drain them, check their health, and resume paused supervisors."""
 
 
 @app.command()
@@ -329,6 +331,64 @@ async def resume(
         if await resume_supervisor(producer.gateway, producer.namespace, one) or name
     ]
     return Output(lifted, *lifted, notes=[f"resumed: {len(lifted)}"])
+
+
+@app.command()
+@connected
+async def drain(
+    producer: Producer,
+    workers: Annotated[
+        list[str],
+        typer.Argument(metavar="WORKER-ID...", help="Ids of workers, as 'worker list' shows them.", show_default=False),
+    ],
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the workers have stopped.")] = False,
+    by: By = None,
+) -> Output:
+    """Let workers take no more tasks, finish what they run, and stop. Prints their ids.
+
+    They follow within a moment, and run their tasks to the end, however long
+    that takes; SIGTERM cuts it short. Other workers take their partitions. The
+    process exits with code 0. A supervisor starts no other worker in place of
+    a drained one, and exits with code 0 when all of its workers were drained.
+
+    Example: perdure worker drain shop-web1-4711-5f3a --wait
+    """
+    gateway, namespace = producer.gateway, producer.namespace
+    notes = []
+    for worker_id in dict.fromkeys(workers):
+        answer = await drain_worker(gateway, namespace, worker_id, by=login() if by is None else by)
+        if answer is DrainAnswer.NOT_REGISTERED:
+            known = [info.id for info in await list_workers(gateway, namespace)]
+            raise Failed(f"no worker {worker_id!r} is registered {where(producer)}{nearest(worker_id, known)}")
+        if answer is DrainAnswer.UNSUPPORTED:
+            raise Failed(f"worker {worker_id!r} is of an earlier version, which cannot be drained: send it SIGTERM")
+        if answer is DrainAnswer.ASKED_BEFORE:
+            notes.append(f"worker {worker_id} was drained before")
+    if wait:
+        await _wait_stopped(producer, set(workers))
+    return Output(list(dict.fromkeys(workers)), *dict.fromkeys(workers), notes=notes)
+
+
+async def _wait_stopped(producer: Producer, workers: set[str]) -> None:
+    """Return when none of these workers is registered any more. Raises `Failed` for one that is lost."""
+    told: dict[str, int] = {}
+    while True:
+        left = [info for info in await list_workers(producer.gateway, producer.namespace) if info.id in workers]
+        if not left:
+            return
+        for info in left:
+            if info.presumed_dead:
+                silent = f"its last report was {duration(info.seen)} ago"
+                raise Failed(f"worker {info.id} did not stop: {silent}; see 'perdure worker health {info.id}'")
+            if told.get(info.id) != info.in_flight:
+                told[info.id] = info.in_flight
+                note(f"worker {info.id} runs {counted(info.in_flight, 'task')}")
+        await anyio.sleep(_POLL)
+
+
+_POLL: Final = 0.5
+"""Seconds between two looks at workers that are drained."""
 
 
 @app.command()

@@ -216,10 +216,11 @@ class Worker:
             self._wake_scheduler,
             self._apply_pauses,
             self._wake_jobs,
+            self.drain,
         )
         self._pauses: WorkerPauses | None = None
         self._schedules, self._jobs = anyio.Event(), anyio.Event()
-        self._stop, self._stop_now = anyio.Event(), anyio.Event()
+        self._leave, self._stop, self._stop_now = anyio.Event(), anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
 
     @property
@@ -328,7 +329,19 @@ class Worker:
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
+        self._leave.set()
         self._health.stopping = True
+
+    def drain(self) -> None:
+        """Read no more, finish the running tasks however long they take, and stop. `stop` cuts that short."""
+        if self._leave.is_set():
+            return
+        logger.info("draining: no more tasks are taken, and the worker stops when the running ones have ended")
+        self._health.draining = True
+        self._leave.set()
+        self._registration.wake()
+        if self._link is not None:
+            self._link.send("draining")
 
     def check_quarantine(self) -> None:
         """Search for quarantined tasks now, and run them alone."""
@@ -406,11 +419,13 @@ class Worker:
                         self._executor,
                         self._clock,
                         self._notices,
-                        self._stop,
+                        self._leave,
                     ).run()
                 else:
                     reading.start_soon(keep_running, intake.run)
-                    await self._stop.wait()
+                    await self._leave.wait()
+                if self._health.draining:
+                    await self._finish_tasks(intake)
             except BaseException:  # cancelled from outside: cancel the runs as well, at once
                 with anyio.move_on_after(self.timings.release_limit, shield=True):  # _drain abandons the rest
                     await self._slots.cancel()
@@ -482,17 +497,26 @@ class Worker:
         except LeaseLost:
             logger.debug("message {} was claimed by another worker before it was released", delivery.entry)
 
-    async def _drain(self, intake: Intake) -> None:
-        """Stop reading and let running steps end; after the grace, cancel the runs, which release their tasks."""
-        started = anyio.current_time()
+    async def _finish_tasks(self, intake: Intake) -> None:
+        """Stop reading, and wait until the running tasks have ended, or `stop` is called."""
+        await self._stop_reading(intake)
+        await self._slots.wait_empty_or(self._stop)
+        self._health.stopping = True
+
+    async def _stop_reading(self, intake: Intake) -> None:
         intake.stop()
-        self._executor.stop()
         with anyio.move_on_after(self.timings.last_reply):
             try:
                 await self._consumer.interrupt()
                 await self._assignment.leave()
             except QueueError as error:
                 logger.debug("could not interrupt the read: {}", error)
+
+    async def _drain(self, intake: Intake) -> None:
+        """Stop reading and let running steps end; after the grace, cancel the runs, which release their tasks."""
+        started = anyio.current_time()
+        self._executor.stop()
+        await self._stop_reading(intake)
         if self._slots.taken:
             logger.info(
                 "stopping: waiting up to {1:g} s for the current steps of running tasks ({0})",

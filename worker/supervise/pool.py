@@ -52,7 +52,10 @@ class WorkerSlot:
         self._failures = 0
 
     async def run(self) -> None:
-        """Keep the slot filled. In a burst, return when its child has exited with code 0 or a pause begins."""
+        """Keep the slot filled, until its child was drained.
+
+        In a burst, return when its child has exited with code 0 or a pause begins.
+        """
         delay = 0.0
         while True:
             if self.child is None:
@@ -66,7 +69,7 @@ class WorkerSlot:
             if self.child is not child:
                 continue  # replaced
             self.child = None
-            if self._burst and not child.crashed:
+            if child.draining or (self._burst and not child.crashed):
                 return
             delay = self._delay_after(child)
 
@@ -78,8 +81,8 @@ class WorkerSlot:
         """
         async with self._filling:
             old = self.child
-            if old is None or old.stop_requests or only not in (None, old):
-                return True  # the current or next child is a new one already
+            if old is None or old.stop_requests or old.draining or only not in (None, old):
+                return True  # the current or next child is a new one already, or none follows
             new = await self._spawn()
             if new is None:
                 return False
@@ -158,7 +161,9 @@ class WorkerPool:
         self._reload = anyio.Event()
 
     async def run(self, first: Child | None) -> int:
-        """Keep all slots filled; in a burst, until all tasks are done. Return the exit code.
+        """Keep all slots filled, until all children were drained; in a burst, until all tasks are done.
+
+        Return the exit code.
 
         Args:
             first: A child that is ready already, for the first slot.
@@ -171,7 +176,7 @@ class WorkerPool:
                 background.start_soon(self._children.keep_spare)
             await self._run_slots(self._slots)
             ended = 0
-            while self._quarantine.ended > ended and not self._registry.state.paused:
+            while self._burst and self._quarantine.ended > ended and not self._registry.state.paused:
                 # What a quarantine child left behind (a task after a crash, or for a retry) needs an ordinary child.
                 ended = self._quarantine.ended
                 await self._run_slots(self._slots[:1])
@@ -179,7 +184,10 @@ class WorkerPool:
         return 1 if self._registry.state.paused else 0
 
     async def _run_slots(self, slots: Sequence[WorkerSlot]) -> None:
-        """Keep slots filled; in a burst, until their children have found nothing more and no quarantined task runs."""
+        """Keep slots filled, until their children were drained, or have found nothing more in a burst.
+
+        Then wait until no quarantined task runs.
+        """
         async with anyio.create_task_group() as running:
             for slot in slots:
                 running.start_soon(slot.run)

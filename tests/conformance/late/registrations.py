@@ -18,7 +18,7 @@ from perdure.queues.envelope import EnvelopeTemplate
 from perdure.queues.partitions.assignment import join_group, leave_group
 from perdure.queues.partitions.resharding import retire_generation, sync_route
 from perdure.queues.pauses import PauseRule, PauseStore
-from perdure.queues.presence import announce, withdraw
+from perdure.queues.presence import DrainAnswer, announce, drain_worker, withdraw
 from perdure.queues.schedules.call import ScheduledCall
 from perdure.queues.schedules.definition import Every, Rules
 from perdure.queues.schedules.firing import ScheduleFirer
@@ -91,6 +91,23 @@ async def registration(scene: Scene, variant: str) -> Moments:
     assert await listed(scene.gateway, scene.namespace) == []
     yield
     assert await listed(scene.gateway, scene.namespace) == []
+
+
+@REGISTRATIONS.each("left", "left and expired")
+async def drain(scene: Scene, variant: str) -> Moments:
+    """No hash of a worker that has left is created again."""
+    key = scene.namespace.worker("w1")
+    await announce(scene.gateway, scene.namespace, WORKER, 60.0)
+    scene.hold("drain_worker")
+    assert await drain_worker(scene.late, scene.namespace, "w1") is DrainAnswer.ASKED
+    yield
+    await withdraw(scene.gateway, scene.namespace, "w1")
+    if variant == "left and expired":
+        await scene.gateway.command("DEL", key)
+    before = await scene.gateway.command("HGETALL", key)
+    yield
+    assert await scene.gateway.command("HGETALL", key) == before
+    assert await workers(scene.gateway, scene.namespace) == []
 
 
 async def crash(gateway: Gateway, namespace: Namespace, worker: str, threshold: int = 0) -> tuple[int, bool]:

@@ -316,6 +316,33 @@ async def test_a_child_that_exits_with_code_0_is_replaced_but_not_counted(harnes
     assert (await harness.info()).crashes == 0
 
 
+async def test_a_drained_child_is_not_replaced_and_the_supervisor_ends_with_the_last_one(harness: Harness) -> None:
+    supervisor = await harness.start()
+    first, second = harness.ready()
+    harness.order(first, 'say {"what": "draining"}')
+    await harness.until_listed(worker_working=1, worker_draining=1, spare_idle=1)
+    supervisor.reload()
+    replaced = await harness.until_ready(3)
+    await harness.until_received(second, "stop")
+    assert not [line for line in harness.journal.lines("heard", "stop") if line.pid == first], "it finishes its tasks"
+    harness.order(first, "exit 0")
+    await harness.until_listed(worker_working=1, spare_idle=1)
+    harness.order(replaced, 'say {"what": "draining"}', "exit 0")
+    assert await harness.exit_code() == 0
+    assert len(harness.ready()) == 3
+    assert await list_supervisors(harness.producer.gateway, harness.producer.namespace) == []
+
+
+async def test_a_drained_child_that_crashes_is_counted_and_not_replaced(harness: Harness) -> None:
+    await harness.start()
+    first, second = harness.ready()
+    harness.order(first, 'say {"what": "draining"}', "kill SIGKILL")
+    await harness.until_counted(1)
+    harness.order(second, 'say {"what": "draining"}', "exit 0")
+    assert await harness.exit_code() == 0
+    assert len(harness.ready()) == 2
+
+
 async def test_a_failed_start_is_retried_and_not_counted(harness: Harness) -> None:
     await harness.start()
     harness.order_new_children("exit 1")

@@ -106,6 +106,8 @@ class Child:
         self.searching = True
         """Whether it looks for a quarantined task at the moment."""
         self.stop_requests = 0
+        self.draining = False
+        """Whether an operator has drained it: it exits when its tasks have ended, and no other child replaces it."""
         self.progressed = False
         """Whether it has settled a task or recorded a step."""
         self.survived = False
@@ -205,6 +207,8 @@ class Child:
     def info(self) -> ChildInfo:
         if self.stop_requests:
             state = "stopping"
+        elif self.draining:
+            state = "draining"
         elif not (self.loaded if self.role == "spare" else self.ready).is_set():
             state = "starting"
         elif self.role == "spare":
@@ -258,6 +262,8 @@ class Child:
                 self.queues = tuple(map(str, message.get("queues", ())))
                 self.last_heartbeat = RUNTIME.monotonic()  # a task may hold the interpreter lock before the first one
                 self.ready.set()
+            case "draining":
+                self.draining = True
             case "alive":
                 self.last_heartbeat = RUNTIME.monotonic()
                 self.loop_lag = float(message.get("lag") or 0.0)

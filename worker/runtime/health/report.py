@@ -183,7 +183,7 @@ class Health:
         self._settled = 0
         self._progressed: float | None = None
         self._intake: Intake | None = None
-        self.stopping = False
+        self.stopping = self.draining = False
 
     # inputs
 
@@ -278,8 +278,10 @@ class Health:
 
     def _consuming(self) -> Level:
         intake = self._intake
-        if intake is None or self.stopping:
-            said = "the worker is stopping" if self.stopping else "the worker does not read yet"
+        if intake is None or self.stopping or self.draining:
+            said = "the worker does not read yet"
+            if self.stopping or self.draining:
+                said = "the worker is stopping" if self.stopping else "the worker is draining: it takes no more tasks"
             return Level(CONSUMING, False, said)
         if intake.error:
             return Level(CONSUMING, False, f"could not read messages: {intake.error}", "check that Redis answers")

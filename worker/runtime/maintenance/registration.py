@@ -114,6 +114,7 @@ class Registration:
         on_schedules: Callable[[], None] = lambda: None,
         on_pauses: Callable[[Mapping[bytes, bytes]], Awaitable[None]] | None = None,
         on_jobs: Callable[[], None] = lambda: None,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the registration; `run` publishes it.
 
@@ -126,6 +127,7 @@ class Registration:
             on_schedules: called each time if the namespace has schedules.
             on_pauses: called with the stored pauses each time.
             on_jobs: called each time if the namespace has jobs.
+            on_drain: called each time if an operator drains the worker.
         """
         self._gateway = gateway
         self._namespace = namespace
@@ -141,6 +143,7 @@ class Registration:
         self._on_schedules = on_schedules
         self._on_pauses = on_pauses
         self._on_jobs = on_jobs
+        self._on_drain = on_drain
         self._woken = anyio.Event()
         self._schedule_problems: set[str] = set()
         self._published = -math.inf
@@ -196,6 +199,8 @@ class Registration:
             await self._on_pauses(announced.pauses)
         if announced.jobs:
             self._on_jobs()
+        if announced.drain:
+            self._on_drain()
         self._health.read_succeeded()
 
     def wake(self) -> None:
@@ -267,6 +272,7 @@ class Registration:
         return replace(
             self._info,
             in_flight=self._slots.busy,
+            draining=self._health.draining,
             capacity=self._capacity.summary(),
             rates=self._rates.rates(),
             progress=self._health.progress(),

@@ -8,10 +8,10 @@ from typing import Final
 
 from pydantic import Field
 
-from ....queues import supervisors
+from ....queues import presence, supervisors
 from ....queues.inspection.running import running_tasks
 from ....queues.inspection.views import observed_workers, queue_partitions
-from ....queues.presence import WorkerInfo, read_registered
+from ....queues.presence import DrainAnswer, WorkerInfo, read_registered
 from ....queues.records import Record
 from ....queues.supervisors import SupervisorInfo
 from ....queues.wording import iso_time
@@ -60,10 +60,13 @@ class WorkerView(ResultModel):
     version: str
     queues: list[str]
     status: str = Field(
-        description="`ready`, `not` with the levels that fail, `blocked`, `presumed dead`, or `?` without a report."
+        description="`ready`, `draining`, `blocked`, `presumed dead`, `not` with the levels that fail, or `?`."
     )
     presumed_dead: bool = Field(description="Whether it has missed two registrations.")
     blocked: bool = Field(description="Whether it renews leases but does not register: its event loop is blocked.")
+    draining: bool = Field(description="Whether it takes no more tasks and stops when its tasks have ended.")
+    drain: str | None = Field(description="Time at which an operator has asked it to; null if none has.")
+    drain_by: str = Field(description="Who has asked it to; may be empty.")
     concurrency: int = Field(description="Number of slots.")
     in_flight: int = Field(description="Tasks that it runs.")
     free_slots: int = Field(description="Slots that it may fill now.")
@@ -91,6 +94,9 @@ class WorkerView(ResultModel):
             status=info.status,
             presumed_dead=info.presumed_dead,
             blocked=info.blocked,
+            draining=bool(info.draining),
+            drain=iso_time(info.drain),
+            drain_by=info.drain_by,
             concurrency=info.concurrency,
             in_flight=info.in_flight,
             free_slots=info.free_slots,
@@ -220,6 +226,22 @@ async def _running(call: Call) -> dict[str, list[RunningTaskView]]:
     for record in await running_tasks(gateway, await queue_partitions(gateway, namespace), _MAX_RUNNING):
         found[record.worker or ""].append(RunningTaskView.of(record))
     return found
+
+
+@operation("POST", "/workers/{worker_id}/drain", roles=[Role.OPERATOR], changes=True)
+async def drain_worker(call: Call, given: OneWorker) -> WorkerDetails:
+    """Let a worker take no more tasks, finish what it runs, and stop.
+
+    It follows within a moment, and runs its tasks to the end, however long that takes. Its process exits with code 0. A
+    supervisor starts no other worker in its place, and exits when all of its workers were drained.
+    """
+    await find_worker(call, given.worker_id)
+    gateway, namespace = call.producer.gateway, call.producer.namespace
+    answer = await presence.drain_worker(gateway, namespace, given.worker_id, by=call.user.name)
+    if answer is DrainAnswer.UNSUPPORTED:
+        detail = f"worker {given.worker_id!r} is of an earlier version, which cannot be drained: send it SIGTERM"
+        raise Problem(409, "earlier-version", detail)
+    return await show_worker(call, given)
 
 
 class OneSupervisor(Inputs):
