@@ -37,6 +37,7 @@ def make_server(
         root_path=root_path,
         forwarded_allow_ips=proxies,
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE,
