@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -19,15 +20,18 @@ from ...web.operations.questions import (
     ListQuestions,
     QuestionView,
     TaskOfQuestions,
+    TaskQuestions,
     answer_question,
     answered_problem,
     list_questions,
     task_questions,
 )
+from ...web.operations.task_details import TaskDetails
 from ...web.problems import Problem
 from ...web.users import Role
 from ..actions import FormField, redirect
 from ..page import Html, Notice, Page, PageRequest, page, register
+from ..task_tabs import task_part
 
 _MAX_FORM: Final = 1 << 20
 _DAY: Final = 86_400
@@ -44,8 +48,21 @@ async def questions(request: PageRequest) -> Html:
 async def questions_of_task(request: PageRequest) -> Html:
     """Show the open questions of a task, with what they show."""
     found = await task_questions(request.call, request.inputs(TaskOfQuestions, **request.path))
-    items = [(question, render_question(question)) for question in found.items]
-    return request.render("questions_of_task.html", found=found, items=items, task_id=request.path["task_id"])
+    return request.render("questions_of_task.html", found=found, part=_part(found), task_id=request.path["task_id"])
+
+
+@task_part("task_questions.html")
+async def open_questions(request: PageRequest, shown: TaskDetails) -> Mapping[str, Any] | None:
+    """Show the open questions of a task on its page."""
+    task = shown.task
+    if task.state in ("succeeded", "dead", "cancelled"):
+        return None
+    found = await task_questions(request.call, TaskOfQuestions(task_id=task.id, queue=task.queue))
+    return _part(found) if found.items else None
+
+
+def _part(found: TaskQuestions) -> Mapping[str, Any]:
+    return {"questions": [(question, render_question(question)) for question in found.items]}
 
 
 async def answer(request: PageRequest) -> Html | Response:

@@ -27,7 +27,7 @@ from ...web.operations.sessions import (
 )
 from ...web.problems import Problem
 from ..actions import Action, FormField, action
-from ..page import PAGES, Html, PageRequest, page
+from ..page import Html, PageRequest, page
 
 _TURNS: Final = 25
 """Turns of one page of a conversation."""
@@ -63,7 +63,6 @@ async def session(request: PageRequest) -> Html:
         earlier=max(0, first - _TURNS) if first else None,
         later=last if last < sent else None,
         first=first,
-        has_tasks="task" in PAGES,
     )
 
 
