@@ -22,17 +22,18 @@ class Travels(Agent[Trip]):
 
     builder: ClassVar[ContextBuilder] = ContextBuilder(window=20_000, identity="You book trips.", memory=False)
     fail: ClassVar[str] = ""
+    said: ClassVar[str] = HOSTILE
 
     async def plan(self, ctx: Context, state: Trip) -> list[PlanStep]:
-        return [PlanStep(key=key, title=f"{key} {HOSTILE}") for key in ("book", "pay")]
+        return [PlanStep(key=key, title=f"{key} {self.said}") for key in ("book", "pay")]
 
     async def act(self, ctx: Context, state: Trip, step: PlanStep) -> str:
-        await ctx.decide(f"go to {state.city}", reasoning=f"it is near {HOSTILE}")
+        await ctx.decide(f"go to {state.city}", reasoning=f"it is near {self.said}")
         answer = await self.builder.ask(ctx, state, model)
         if step.key == self.fail:
             raise RuntimeError("the till is closed")
         state.city = "Oslo"
-        await ctx.artifacts.save("ticket.html", f"<script>{HOSTILE}</script>")
+        await ctx.artifacts.save("ticket.html", f"<script>{self.said}</script>")
         return str(answer)
 
     async def finish(self, ctx: Context, state: Trip) -> str:

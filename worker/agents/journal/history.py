@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ....queues.event_log import TaskEvent, walk_events
+from ....queues.event_log import TaskEvent, read_events, walk_events
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
 from ....queues.keys import Partition
@@ -183,6 +183,22 @@ async def state_at(
     if at is not None and past.number > at:
         raise BadHistory(task_id, f"event {at} is missing from the log of task {task_id}: lost by Redis or deleted")
     return past
+
+
+async def agent_name(gateway: Gateway, partition: Partition, task_id: str) -> str | None:
+    """Return the name of the agent of a task; None for a function, and for a task that has not started.
+
+    The event with which the log starts has it.
+    """
+    for event in await read_events(gateway, partition, task_id, limit=_FIRST):
+        if event.type in ("started", LOG_BASE):
+            name = event.data.get("agent") if isinstance(event.data, dict) else None
+            return name if isinstance(name, str) else None
+    return None
+
+
+_FIRST: Final = 5
+"""Entries that are searched for the first event of a run: scripts may write others before it."""
 
 
 async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ....queues.budgets.store import BudgetStore
 from ....queues.errors import DecryptionError
-from ....queues.event_log import LogTail, TaskEvent, find_event, read_events, read_last_events, read_log_tail
+from ....queues.event_log import LogTail, TaskEvent, find_event, read_last_events, read_log_tail
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
 from ....queues.wording import iso_time
@@ -25,7 +25,7 @@ from ...agents.identity import IdentityVersion, load_identity
 from ...agents.journal.archive import read_archived_step
 from ...agents.journal.current_handoff import current_handoff, received_handoff
 from ...agents.journal.draft import failed_steps
-from ...agents.journal.history import CannotCorrect, PastState, preview_correction, state_at
+from ...agents.journal.history import CannotCorrect, PastState, agent_name, preview_correction, state_at
 from ...agents.journal.json_patch import diff
 from ...artifacts.links import ArtifactLink, task_links
 from ...artifacts.store import artifact_store
@@ -39,7 +39,6 @@ from ...durable.call_records import (
     read_call,
     read_calls,
 )
-from ...durable.journal.event import LOG_BASE
 from ...durable.journal.function_plan import FunctionPlan
 from ...durable.journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
 from ...durable.journal.step_record import PLANNED
@@ -808,7 +807,7 @@ async def show_agent_identity(call: Call, given: AgentTask) -> IdentityPage:
             agent = agent or _text(data.get("agent")) or None
     used, latest, problems = list[IdentityView](), 0, list[str]()
     if agent is None:
-        agent = await agent_name(call, handle)
+        agent = await agent_name(gateway, handle.partition, handle.id)
     if agent is not None:
         try:
             last = await load_identity(gateway, call.producer.namespace, agent)
@@ -849,20 +848,6 @@ def _resume_view(event: TaskEvent) -> ResumeView:
         summary=_text(data.get("summary")),
         text=_text(data.get("text")),
     )
-
-
-async def agent_name(call: Call, handle: TaskHandle[Any]) -> str | None:
-    """Return the name of the agent of a task, None for a function: the first events of its log have it."""
-    first = await read_events(call.producer.gateway, handle.partition, handle.id, limit=_FIRST)
-    for event in first:
-        data = event.data if isinstance(event.data, dict) else {}
-        if event.type in ("started", LOG_BASE):
-            return _text(data.get("agent")) or None
-    return None
-
-
-_FIRST: Final = 5
-"""Events at the start of a log that are searched for its name: others may write before the run does."""
 
 
 class MemoriesView(ResultModel):

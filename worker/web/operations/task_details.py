@@ -24,10 +24,11 @@ from ....queues.transport.pipelining import Command
 from ....queues.wording import iso_time
 from ...agents.journal import agent_events as _agent_events  # noqa: F401 - the log may have them
 from ...agents.journal.forks import BadEdit, fork
+from ...agents.journal.history import agent_name
 from ...defined_secrets import mask_defined
 from ...durable.journal.event import RECORDED
 from ...durable.journal.failure_record import FailureRecord, is_failure
-from ...durable.journal.step_record import SNAPSHOT, StepRecord
+from ...durable.journal.step_record import StepRecord
 from ...errors import BadHistory
 from ...shown_task import read_shown_task
 from ..operation import MAX_LIMIT, Call, ResultModel, operation
@@ -79,7 +80,7 @@ async def show_task_details(call: Call, given: OneTask) -> TaskDetails:
         explanation=ExplanationView.of(shown.explained),
         result=data["result"],
         parent=await _parent(gateway, handle),
-        agent=bool(await gateway.command("HEXISTS", handle.partition.steps(handle.id), f"s:{SNAPSHOT}")),
+        agent=await agent_name(gateway, handle.partition, handle.id) is not None,
         masked=bool(record.secrets or record.masked) and contains_mask(record.shown_arguments() or b""),
         plan=data["plan"],
         budgets=data["budgets"],
