@@ -218,10 +218,18 @@ class _Walk:
             self._run(at, exact=False)
             self._stop(at, "waits")
             until = _number(data.get("until"))
-            what = waited_for(_shown(data.get("what")) or "wake-up")
+            what = waited_for(_shown(data.get("what")) or "message")
             self._enter(PhaseKind.PARKED, at, what, due=None if until is None else int(until))
         elif event.number is not None or kind in RECORDED:
             self._of_run(event, data)
+            if kind == "children_joined":
+                self._name_wait(waited_for("children"))
+
+    def _name_wait(self, what: str) -> None:
+        """Say what the last parked phase waited for, if the log has not said so."""
+        index = next((at for at in range(len(self.phases) - 1, -1, -1) if self.phases[at].what == _WAKE_UP), None)
+        if index is not None:
+            self.phases[index] = replace(self.phases[index], what=what)
 
     def _resume(self, at: int, data: dict[str, Any]) -> None:
         """Begin a run that resumes the work of an earlier one, whose end the log may not have."""
@@ -235,7 +243,7 @@ class _Walk:
                 self._enter(PhaseKind.LOST, ended, "worker gone")
             elif after == "wait":
                 self._stop(ended, "waits")
-                self._enter(PhaseKind.PARKED, ended, "wake-up")
+                self._enter(PhaseKind.PARKED, ended, _WAKE_UP)
             else:
                 self._stop(ended)
                 self._enter(PhaseKind.QUEUED, ended)
@@ -295,7 +303,7 @@ class _Walk:
         elif state is State.SCHEDULED and last.kind is not PhaseKind.DELAYED:
             self._rest(PhaseKind.DELAYED, "held by a pause" if record.paused_by is not None else "")
         elif state in (State.WAITING, State.LIMITED) and last.kind is not PhaseKind.PARKED:
-            self._rest(PhaseKind.PARKED, waited_for(record.waits or "wake-up"))
+            self._rest(PhaseKind.PARKED, waited_for(record.waits) if record.waits else "")
         elif state is State.SUCCEEDED and last.kind is not PhaseKind.RUNNING and began is not None:
             self._run(began, exact=True)
         if began is not None:
@@ -336,6 +344,10 @@ class _Walk:
         self.phases[index] = replace(run, start=began, exact=True)
         if index:
             self.phases[index - 1] = replace(self.phases[index - 1], end=began)
+
+
+_WAKE_UP: Final = "to be woken"
+"""What a task waited for that the log does not name."""
 
 
 def _number(value: Any) -> float | None:

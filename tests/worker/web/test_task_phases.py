@@ -105,6 +105,18 @@ def test_a_parked_task_lasts_in_its_wait() -> None:
     assert found.phases[-1].what == "its children"
 
 
+def test_a_wait_for_children_is_named_by_their_end() -> None:
+    events = [
+        event(2_000, "children_spawned", number=1, task="leaf", count=2, child="two"),
+        event(9_000, "resumed", number=2, after="wait", gap=6.0),
+        event(9_100, "children_joined", number=3, count=2),
+    ]
+    found = phases_of(record(State.RUNNING), events, NOW)
+    assert [(phase.start, phase.what) for phase in found.phases if phase.kind is PhaseKind.PARKED] == [
+        (3_000, "its children")
+    ]
+
+
 def test_a_running_task_is_in_its_step() -> None:
     found = phases_of(record(State.RUNNING, started_at=2_000, step="fetch", step_at=3_000), [], NOW)
     assert [(step.key, step.start, step.end, step.outcome) for step in found.steps] == [

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from ....queues.envelope import new_task_id
+from ....queues.wording import counted
 from ...web.operations.task_details import fork_task, resolve_step, reveal_arguments, show_task_details
 from ...web.operations.tasks import cancel_task, send_message, show_task
 from ..actions import Action, FormField, action
@@ -110,7 +111,7 @@ async def task_fork(request: PageRequest) -> Action:
             FormField("new_id", "", "hidden", new_task_id()),
         ],
         then=lambda forked: request.url("task", task_id=forked.id),
-        done=lambda forked: f"Task {forked.id} was started; it has {forked.steps} recorded steps.",
+        done=lambda forked: f"Task {forked.id} was started; it has {counted(forked.steps, 'recorded step')}.",
         back=back,
         read=read,
     )

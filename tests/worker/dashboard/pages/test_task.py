@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import pytest
 import pytest_asyncio
 from markupsafe import escape
-from perdure import App, Context
+from perdure import App, Context, Retry
+from perdure.queues import generate_key
 from perdure.queues.handle import TaskHandle
 from perdure.web import Role
+from perdure.worker.settings import Settings
 from playwright.async_api import expect
 from pydantic import SecretStr
+from pydantic_core import to_json
 
 from tests.support.browser import check_accessible, screenshot
+from tests.support.hostile_text import ALL_HOSTILE, HOSTILE, assert_harmless, assert_nothing_ran
 from tests.support.workers import work_off
 from tests.worker.dashboard.conftest import BrowserPage, Visit
 
@@ -39,7 +44,7 @@ async def done(app: App) -> TaskHandle[Any]:
 async def test_each_tab_shows_the_task(visit: Visit, done: TaskHandle[Any]) -> None:
     for tab in TABS:
         response = await visit(f"/tasks/{done.id}{tab}", Role.VIEWER)
-        assert response.status_code == 200, (tab, response.text)
+        assert response.status_code == 200, (tab[:20], response.text[-1800:])
         assert done.id in response.text
         assert "style=" not in response.text
 
@@ -183,6 +188,80 @@ async def test_foreign_bytes_in_every_field_of_a_record_are_no_error(
         await gateway.command("HSET", key, name, before)
 
 
+STEP = "".join(HOSTILE[name] for name in ("script", "double-quoted attribute", "direction", "control"))
+
+
+async def hostile_task(app: App) -> TaskHandle[Any]:
+    """A dead letter with hostile text in its arguments, error, record, steps and events."""
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def read_page(ctx: Context, text: str, more: dict[str, str]) -> None:
+        await ctx.step("read", lambda: text)
+        await ctx.decide(text, reasoning=text)
+        raise ValueError(text)
+
+    handle = await read_page.options(headers={"note": "<b>"}).enqueue(ALL_HOSTILE, HOSTILE)
+    await work_off(app)
+    gateway, partition = app.producer.gateway, handle.partition
+    for name in ("reason", "worker", "handed_to", "app"):
+        await gateway.command("HSET", partition.record(handle.id), name, ALL_HOSTILE)
+    await gateway.command("HSET", partition.steps(handle.id), f"d:{STEP}", b'{"h":"","a":"<script>"}\n"<script>"')
+    await gateway.command("HSET", partition.steps(handle.id), f"i:{STEP}", b'{"h":"","a":"<script>"}')
+    for text in HOSTILE.values():
+        data = to_json({"error": text, "message": text, "task": text, "child": text, "count": 2, "what": text})
+        for kind in ("step_completed", "children_spawned", "attempt_failed", "crashed", "waiting", text):
+            await gateway.command("XADD", partition.log(handle.id), "*", "type", kind, "step", text, "data", data)
+    await gateway.command("HSET", partition.record(handle.id), "state", "dead")
+    return handle
+
+
+async def test_hostile_text_in_every_field_is_harmless(app: App, visit: Visit) -> None:
+    handle = await hostile_task(app)
+    key = quote(STEP, safe="")
+    for tab in (
+        *TABS,
+        f"/step?key={key}",
+        f"/fork?before={key}",
+        f"/resolve?step={key}",
+        "/reveal",
+        "/send",
+        "/cancel",
+    ):
+        response = await visit(f"/tasks/{handle.id}{tab}", Role.ADMIN)
+        assert response.status_code == 200, (tab[:20], response.text[-1800:])
+        assert_harmless(response.text)
+    for name in HOSTILE.values():
+        response = await visit(f"/tasks/{quote(name, safe='')}", Role.ADMIN)
+        assert response.status_code in (404, 410, 422)
+        assert_harmless(response.text)
+
+
+async def test_hostile_text_runs_in_no_browser(browser_page: BrowserPage, app: App) -> None:
+    handle = await hostile_task(app)
+    for tab in ("", "/steps", "/children", "/events"):
+        await browser_page.goto(f"/tasks/{handle.id}{tab}")
+        await assert_nothing_ran(browser_page.page)
+        await check_accessible(browser_page.page)
+
+
+async def test_sealed_data_is_shown_as_such(visit: Visit, settings: Settings) -> None:
+    keys = SecretStr(generate_key())
+    async with App("sealed", settings=settings.model_copy(update={"encryption_keys": keys})) as sealed:
+
+        @sealed.task
+        async def whisper(ctx: Context, text: str) -> str:
+            return await ctx.step("say", lambda: f"psst {text}")
+
+        handle = await whisper.enqueue("hush")
+        await work_off(sealed)
+        for tab in (*TABS[:-1], "/step?key=say"):
+            response = await visit(f"/tasks/{handle.id}{tab}", Role.ADMIN)
+            assert response.status_code == 200, (tab[:20], response.text[-1800:])
+            assert "hush" not in response.text
+        response = await visit(f"/tasks/{handle.id}", Role.ADMIN)
+        assert "encrypted with key" in response.text
+
+
 async def test_a_task_in_a_browser(browser_page: BrowserPage, app: App) -> None:
     tries = 0
 
@@ -219,5 +298,5 @@ async def test_a_fork_in_a_browser(browser_page: BrowserPage, app: App, done: Ta
     await screenshot(page, "task-fork")
     await page.get_by_label("Arguments").fill('{"month": 3, "city": "Oslo"}')
     await page.get_by_role("button", name="Start the new task").click()
-    await expect(page.get_by_role("status").filter(has_text="was started")).to_contain_text("1 recorded steps")
+    await expect(page.get_by_role("status").filter(has_text="was started")).to_contain_text("it has 1 recorded step.")
     await expect(page.get_by_label("Arguments")).to_contain_text("Oslo")
