@@ -156,7 +156,8 @@ class ScheduleChanges:
         when = change.when(_readable(read))
         rules = None
         if (when, change.missed, change.jitter) != (None, None, None):
-            rules = change.rules(when or read.when, read.rules)
+            checked = change.rules(when or read.when, read.rules)  # the stored jitter may not fit the new times
+            rules = None if change.missed is None and change.jitter is None else checked
         call = None
         if change.arguments is not None:
             call = await self._with_arguments(read, change.arguments, change.expires)

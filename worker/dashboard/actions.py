@@ -119,9 +119,14 @@ def action(path: str, operation: Operation[Any, Any], *, title: str, nav: str = 
 
 
 def _form(request: PageRequest, made: Action, fields: Sequence[FormField], errors: Sequence[ProblemError]) -> Html:
-    by_field = {error.where.partition(".")[0]: error.message for error in reversed(errors)}
     names = {known.name for known in fields}
-    others = [error for error in errors if error.where.partition(".")[0] not in names]
+
+    def field_of(error: ProblemError) -> str:
+        parts = error.where.split(".")
+        return parts[-1] if parts[0] not in names else parts[0]  # of `settings.total`, the field is `total`
+
+    by_field = {field_of(error): error.message for error in reversed(errors)}
+    others = [error for error in errors if field_of(error) not in names]
     values = {"action": made, "fields": fields, "errors": by_field, "other_errors": others}
     return request.render(made.template, 422 if errors else 200, **made.values, **values)
 
