@@ -58,6 +58,16 @@ _INTRODUCTION: Final = (
     "request from one of the task, of Redis and of the server."
 )
 
+_FRAME: Final = {
+    "type": "object",
+    "description": "A server-sent event.",
+    "properties": {
+        "id": {"type": "string", "description": "Cursor that continues the stream behind the frame."},
+        "event": {"type": "string", "description": "Kind of the frame."},
+        "data": {"description": "JSON."},
+    },
+}
+
 
 def _operation(known: Operation[Any, Any], schemas: dict[str, Any]) -> dict[str, Any]:
     summary, _, text = known.description.partition("\n")
@@ -103,9 +113,9 @@ def _responses(known: Operation[Any, Any], schemas: dict[str, Any]) -> dict[str,
     found: dict[str, Any] = {code: {"$ref": f"#/components/responses/Problem{code}"} for code in _PROBLEMS}
     success: dict[str, Any] = {"description": "Done."}
     if known.result is EventStream:
-        success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        success["content"] = {"text/event-stream": {"schema": _FRAME}}
     elif known.result is Download:
-        success["content"] = {"application/octet-stream": {}}
+        success["content"] = {"*/*": {}}
     elif known.result is not None and known.result is not type(None):
         success["content"] = {"application/json": {"schema": _schema(known.result, schemas)}}
     return {str(known.status): success} | found

@@ -282,6 +282,9 @@ def operation(
             result=hints["return"],
             description=inspect.getdoc(run) or "",
         )
+        known = next((one for one in OPERATIONS.values() if (one.method, one.path) == (method, path)), None)
+        if name in OPERATIONS or known is not None:
+            raise ValueError(f"operation {name} must have a name and a path of its own, got {method} {path}")
         OPERATIONS[name] = made
         return made
 

@@ -62,10 +62,6 @@ async def test_the_events_of_a_task_end_with_its_result(app: App, api: httpx.Asy
         await api.get(f"/tasks/{handle.id}/events", params={"after": "0-0"}, headers={"Last-Event-ID": frames[0].id}),
     ):
         assert frames_of(rest.text) == frames[1:]
-    log = (await api.get(f"/tasks/{handle.id}/log", params={"limit": 1})).json()
-    assert [event["step"] for event in log["items"]] == ["one"]
-    log = (await api.get(f"/tasks/{handle.id}/log", params={"after": log["next"]})).json()
-    assert ([event["step"] for event in log["items"]], log["next"]) == (["two"], None)
 
 
 async def test_the_items_of_a_stream_end_with_the_error_of_the_handler(app: App, api: httpx.AsyncClient) -> None:
@@ -228,7 +224,6 @@ async def test_a_task_whose_record_expires_while_it_is_followed_ends(
         ("events?after=1-99999999999999999999", "after: after must be the id of an event"),
         ("streams/a%20b", "after: name of a stream must be"),
         ("streams/output?after=x", "after: after must be the cursor of an item"),
-        ("log?after=1-1@output", "after: must be the id of an event"),
     ],
 )
 async def test_a_place_that_cannot_be_is_refused(app: App, api: httpx.AsyncClient, path: str, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""Events and streams of tasks as server-sent events, and the event log page by page."""
+"""Events and streams of tasks as server-sent events."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ....queues.emitted_events import event_place
-from ....queues.event_log import TaskEvent, read_events
 from ....queues.stream_items import stream_names
 from ....queues.streams import stream_query
-from ....queues.wording import iso_time
-from ..operation import MAX_LIMIT, Call, EventStream, ResultModel, header_input, operation
+from ..operation import Call, EventStream, ResultModel, header_input, operation
 from ..problems import refused_as
 from ..streaming import EventHub, follow_stream
 from ..users import Role
@@ -90,54 +88,3 @@ async def list_task_streams(call: Call, given: OneTask) -> StreamNames:
     handle = await call.find(given.task_id, given.queue)
     names = await call.producer.gateway.command("HGET", handle.partition.record(handle.id), "streams")
     return StreamNames(items=stream_names(names))
-
-
-class LogInputs(OneTask):
-    """A page of the event log of a task."""
-
-    limit: int = Field(100, ge=1, le=MAX_LIMIT, description="Most events of the page.")
-    after: str = Field("0-0", max_length=200, description="Id of the last event of the page before.")
-
-
-class LoggedEvent(ResultModel):
-    """An event of a task."""
-
-    id: str
-    at: str | None
-    type: str
-    step: str | None
-    data: Any
-    number: int | None = Field(description="Position among the events that runs of the task wrote.")
-    problem: str | None = Field(description="Why the data cannot be read; null if it can.")
-
-    @classmethod
-    def of(cls, event: TaskEvent) -> LoggedEvent:
-        """Return the view of an event."""
-        return cls(
-            id=event.id,
-            at=iso_time(event.at),
-            type=event.type,
-            step=event.step,
-            data=event.data,
-            number=event.number,
-            problem=event.problem,
-        )
-
-
-class LogPage(ResultModel):
-    """A page of events, the oldest first."""
-
-    items: Sequence[LoggedEvent]
-    next: str | None = Field(description="Value of `after` for the next page; null at the end.")
-
-
-@operation("GET", "/tasks/{task_id}/log", roles=[Role.VIEWER, Role.PRODUCER])
-async def read_task_log(call: Call, given: LogInputs) -> LogPage:
-    """Return the events of a task that are stored, page by page."""
-    with refused_as("after"):
-        if event_place(given.after).stream:
-            raise ValueError(f"must be the id of an event, got {given.after!r}")
-    handle = await call.find(given.task_id, given.queue)
-    events = await read_events(call.producer.gateway, handle.partition, handle.id, after=given.after, limit=given.limit)
-    more = len(events) == given.limit
-    return LogPage(items=[LoggedEvent.of(event) for event in events], next=events[-1].id if more else None)
