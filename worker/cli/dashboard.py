@@ -54,8 +54,8 @@ def dashboard(
     It changes nothing unless it is started with --actions. Each action
     shows what will happen, asks, and leaves a line in the log with the user.
 
-    On this machine it needs no sign-in: whoever can reach the port uses it
-    as the user that started it. With --tokens, users sign in with a token
+    On this machine it needs no sign-in: everyone who can reach the port
+    uses it as the user that started it. With --tokens, users sign in with a token
     of 'perdure web token'; another --host than this machine needs that.
 
     Example: perdure dashboard --actions

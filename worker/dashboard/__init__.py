@@ -26,7 +26,7 @@ Rules for pages
 - Pages work without JavaScript. What changes while the page is shown goes into the block `live`, which is updated once
   a second at most; forms and filters go into `above` or `below`.
 - One `h1` per page (`heading`), then `h2`. Each table has a caption (`table`), each field a label (`filter_field`,
-  `form_field`). Nothing is told by colour alone (`state`).
+  `form_field`). Colour alone says nothing (`state`).
 - Import macros with context: `{% from "macros.html" import table, state with context %}`.
 
 A page and its template

@@ -65,7 +65,7 @@ class FormField:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an action will do, as its page shows it.
+    """The act of an action, as its page shows it.
 
     Args:
         text: What will happen, in one or two sentences with the names of what changes.

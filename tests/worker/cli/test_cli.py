@@ -177,6 +177,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         ("new",),  # prints paths
         ("worker", "run"),
         ("web", "run"),
+        ("dashboard",),
         ("dlq", "export"),  # is JSON already
         ("memory", "export"),
         ("session", "export"),

@@ -148,6 +148,7 @@ QUIET = {
     "server status": "it prints figures of the server",
     "server prepare": "it prints its own arguments",
     "web run": "it prints a log",
+    "dashboard": "it prints a log",
     "web token": "it prints its own argument, and a token",
     "keys generate": "it prints a key",
     "keys list": "it prints ids of keys",
