@@ -14,7 +14,10 @@ from typing import Final
 
 import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
 
+from ..log import logger
 from ..web.problems import Problem
 from .page import Html
 from .rendering import render
@@ -47,9 +50,17 @@ def live_part(text: str) -> str:
 
 def live_stream(read: Callable[[], Awaitable[Html | None]]) -> EventSourceResponse:
     """Return the event stream of a page. read: renders it; returns None if the user may not see it any more."""
-    return EventSourceResponse(
-        _updates(read), ping=_PING, send_timeout=_SEND_TIMEOUT, headers={"X-Accel-Buffering": "no"}
-    )
+    return _LiveResponse(_updates(read), ping=_PING, send_timeout=_SEND_TIMEOUT, headers={"X-Accel-Buffering": "no"})
+
+
+class _LiveResponse(EventSourceResponse):
+    """Event stream that ends without an error if the client reads nothing for too long."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except* SendTimeoutError:
+            logger.debug("left a browser that read no updates for {} s", _SEND_TIMEOUT)
 
 
 async def _updates(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[ServerSentEvent]:
@@ -71,7 +82,8 @@ async def _updates(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[
             yield ServerSentEvent(_with_problem(problem, part), event="live")
         before = state
         took = monotonic() - started
-        await anyio.sleep(min(max(INTERVAL, took * _SHARE), _LONGEST))
+        share = 0 if problem else _SHARE  # the time of an error is that of its retries
+        await anyio.sleep(min(max(INTERVAL, took * share), _LONGEST))
 
 
 def _with_problem(problem: str, part: str) -> str:

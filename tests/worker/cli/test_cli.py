@@ -143,6 +143,7 @@ def test_the_commands_are_these() -> None:
         *(f"web {name}" for name in ("run", "token")),
         "drop",
         "bench",
+        "dashboard",
     }
 
 
