@@ -52,6 +52,7 @@ from .errors import (
     Refused,
     TaskEnded,
     TaskNotFound,
+    UnreadableRecord,
     WaitNotFound,
 )
 from .event_log import read_last_events
@@ -625,9 +626,17 @@ async def list_waiting(gateway: Gateway, partitions: Sequence[Partition]) -> Asy
             start += len(ids)
             live = [task_id for task_id, state in ids if state not in _ENDED]
             for task_id in live:
-                waits = await read_waits(gateway, partition, task_id)
+                waits = await _readable_waits(gateway, partition, task_id)
                 if waits.open:
                     yield WaitingTask(partition, task_id, waits)
+
+
+async def _readable_waits(gateway: Gateway, partition: Partition, task_id: str) -> Waits:
+    """Return the waits of a task; of an inbox that cannot be read one wait with the problem, which hides no other."""
+    try:
+        return await read_waits(gateway, partition, task_id)
+    except UnreadableRecord as error:
+        return Waits([OpenWait("?", problem=str(error))], {})
 
 
 class WaitingPage(NamedTuple):
@@ -671,7 +680,7 @@ async def page_waiting(
     states = await gateway.pipeline([("HGET", partitions[at].record(name), "state") for _, name, at in chosen])
     for (_, task_id, at), state in zip(chosen, states, strict=True):
         if state not in _ENDED:
-            waits = await read_waits(gateway, partitions[at], task_id)
+            waits = await _readable_waits(gateway, partitions[at], task_id)
             if waits.open:
                 tasks.append(WaitingTask(partitions[at], task_id, waits))
     following = f"{chosen[-1][0]}-{chosen[-1][1]}" if len(merged) > limit else ""

@@ -33,14 +33,14 @@ async def ask(app: App) -> Ask:
     """Enqueue a task that asks for an approval of a call, and return its id when it waits."""
 
     @app.task
-    async def refund(ctx: Context, order: str, hostile: str = "") -> Any:
-        shown = {"tool": f"refund{hostile}", "arguments": {"order": order + hostile, "amount": 2**60 + 1}}
+    async def refund(ctx: Context, order: str, hostile: str = "", amount: int = 2**60 + 1) -> Any:
+        shown = {"tool": f"refund{hostile}", "arguments": {"order": order + hostile, "amount": amount}}
         why = f"Refund order {order}?{hostile}"
         given = {"who": f"finance{hostile}", "why": why, "shows": shown, "token": f"order:{order}"}
         return (await ctx.wait_for("approval", Refund, **given)).model_dump()
 
-    async def enqueue(order: str = "17", hostile: str = "") -> str:
-        handle = await refund.enqueue(order, hostile)
+    async def enqueue(order: str = "17", **given: Any) -> str:
+        handle = await refund.enqueue(order, **given)
         await work_off(app)
         return handle.id
 
@@ -202,7 +202,7 @@ async def test_a_person_without_an_account_answers_in_a_browser(browser_page: Br
 async def test_pictures_of_questions(browser_page: BrowserPage, ask: Ask) -> None:
     page = browser_page.page
     for order in ("17", "18", "19"):
-        task_id = await ask(order)
+        task_id = await ask(order, amount=90)
     await browser_page.goto("/questions")
     await expect(page.get_by_role("row", name="Refund order 17?")).to_be_visible()
     await screenshot(page, "questions")
