@@ -29,7 +29,7 @@ def event_sentence(event: TaskEvent) -> str:
 
 
 def event_step(event: TaskEvent) -> str:
-    """Return the key of the step that the event is about or happened in; empty if there is none."""
+    """Return the key of the step that the event is about or happened in; empty without one."""
     step = event.step or ""
     return step.rpartition("/")[0] if event.type == "tool_called" else step
 

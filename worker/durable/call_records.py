@@ -105,7 +105,7 @@ def _opened(
 
 
 class Charge(NamedTuple):
-    """What one call has cost.
+    """Cost of one call.
 
     Attributes:
         step: Key of its step; empty outside of steps.
@@ -176,7 +176,7 @@ async def record_charge(run: Run, spent: Spent, amounts: Mapping[str, int]) -> N
 
 
 class StepCost(NamedTuple):
-    """What the calls of one step have cost in one attempt. unpriced: calls whose dollars are not known."""
+    """Cost of the calls of one step in one attempt. unpriced: calls whose dollars are not known."""
 
     step: str
     attempt: int

@@ -143,6 +143,19 @@ def _snapshot_in(session: str, tail: LogTail) -> StoredState | None:
         return None
 
 
+def latest_state(session: str, tail: LogTail) -> tuple[dict[str, Any], str | None] | None:
+    """Return the latest state of an agent and its name, from its snapshot and the tail of its log.
+
+    None if the tail does not reach back to the snapshot, or to the first event: the whole log has to be read then.
+    """
+    stored = _snapshot_in(session, tail)
+    first = next((event.number for event in tail.events if event.number is not None), None)
+    if first is None or first > (0 if stored is None else stored.number) + 1:
+        return None
+    started = next((one.data for one in tail.events if one.type == "started" and isinstance(one.data, dict)), {})
+    return state_after(stored, tail.events), stored.agent if stored is not None else started.get("agent")
+
+
 def open_promises_in(session: str, tail: LogTail) -> Sequence[OpenPromise]:
     """Return the open promises of a task from the tail of its log."""
     stored = _snapshot_in(session, tail)

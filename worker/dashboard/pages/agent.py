@@ -100,7 +100,7 @@ async def agent_plan_step(request: PageRequest) -> Html:
 
 @task_tab("/tasks/{task_id}/timeline", "Decisions", order=42, when=_is_agent)
 async def agent_timeline(request: PageRequest, shown: TaskDetails) -> Html:
-    """Show what an agent planned, decided, called and was told, with the reasons."""
+    """Show what an agent planned, decided, called and received, with the reasons."""
     found = await show_timeline(request.call, _own(request, WantedTimeline))
     return _tab(request, "agent_timeline.html", shown, found=found)
 
@@ -199,7 +199,7 @@ async def agent_findings(request: PageRequest, shown: TaskDetails) -> Html:
 
 @task_tab("/tasks/{task_id}/identity", "Identity", order=47, when=_is_agent)
 async def agent_identity(request: PageRequest, shown: TaskDetails) -> Html:
-    """Show the identity of an agent, what it was told after each resume, and the memories that it used."""
+    """Show the identity of an agent, its resumes, and the memories that it used."""
     given = _own(request, AgentTask)
     found, memories = await show_agent_identity(request.call, given), await list_used_memories(request.call, given)
     return _tab(request, "agent_identity.html", shown, found=found, memories=memories, rows=_ROWS)

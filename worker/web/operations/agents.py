@@ -24,7 +24,7 @@ from ...agents.context.recorded import BadPrompt, PromptHead, decode_head, decod
 from ...agents.identity import IdentityVersion, load_identity
 from ...agents.journal.archive import read_archived_step
 from ...agents.journal.current_handoff import current_handoff, received_handoff
-from ...agents.journal.draft import failed_steps
+from ...agents.journal.draft import failed_steps, latest_state
 from ...agents.journal.history import CannotCorrect, PastState, agent_name, preview_correction, state_at
 from ...agents.journal.json_patch import diff
 from ...artifacts.links import ArtifactLink, task_links
@@ -162,14 +162,19 @@ async def show_plan(call: Call, given: AgentTask) -> PlanView:
     tail = await read_log_tail(call.producer.gateway, handle.partition, handle.id)
     if (plan := FunctionPlan.decode(tail.saved.get(PLANNED))) is not None:
         return _function_plan(handle.id, tail, plan)
-    past = await _past(call, handle, None, lenient=True)
-    state = past.state
+    problem = None
+    if (found := latest_state(handle.id, tail)) is not None:
+        (state, agent), number = found, tail.number
+    else:
+        past = await _past(call, handle, None, lenient=True)
+        state, agent, number = past.state, past.agent, past.number
+        problem = past.skipped[0] if past.skipped else None
     steps = [_plan_step(step, state.get("results")) for step in _objects(state.get("plan"))]
     archived = _count(state.get("archive"), "steps")
     return PlanView(
         id=handle.id,
-        agent=past.agent,
-        event=past.number,
+        agent=agent,
+        event=number,
         goal=_text(state.get("goal")),
         current=_text(state.get("current")) or None,
         done=archived + sum(step.status == "done" for step in steps),
@@ -180,7 +185,7 @@ async def show_plan(call: Call, given: AgentTask) -> PlanView:
             ReplacedStepView(key=_text(one.get("key")), title=_text(one.get("title")), why=_text(one.get("why")))
             for one in _objects(state.get("replaced"))
         ],
-        problem=past.skipped[0] if past.skipped else None,
+        problem=problem,
     )
 
 
@@ -313,7 +318,7 @@ _DECISIONS: Final = frozenset(("decided", "discovered", "tool_called", "planned"
 
 @operation("GET", "/tasks/{task_id}/timeline", roles=[Role.VIEWER])
 async def show_timeline(call: Call, given: WantedTimeline) -> TimelinePage:
-    """Return what an agent planned, decided, called and was told, with the reasons, the newest first."""
+    """Return what an agent planned, decided, called and received, with the reasons, the newest first."""
     handle = await call.find(given.task_id, given.queue)
     gateway = call.producer.gateway
     events, length = await asyncio.gather(
@@ -763,7 +768,7 @@ class IdentityView(ResultModel):
 
 
 class ResumeView(ResultModel):
-    """A resume: what the agent was told when a run continued the work of an earlier one."""
+    """A resume: a run continued the work of an earlier one."""
 
     event: int | None
     at: str | None
@@ -771,7 +776,7 @@ class ResumeView(ResultModel):
     gap: float | None = Field(description="Seconds during which no worker ran the task.")
     restored: dict[str, int]
     summary: str = Field(description="For operators.")
-    text: str = Field(description="What the user of the task was told.")
+    text: str = Field(description="The notice for the user of the task.")
 
 
 class IdentityPage(ResultModel):
@@ -789,7 +794,7 @@ class IdentityPage(ResultModel):
 
 @operation("GET", "/tasks/{task_id}/identity", roles=[Role.VIEWER])
 async def show_agent_identity(call: Call, given: AgentTask) -> IdentityPage:
-    """Return the identity that an agent has read, and what it was told after each resume.
+    """Return the identity that an agent has read, and the resumes of the task.
 
     The latest 1,000 events of the log are searched.
     """
