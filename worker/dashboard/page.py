@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from ...queues.errors import ConfigurationError
 from ..web.operation import Call
-from ..web.problems import ProblemError
+from ..web.problems import ProblemError, message_of
 from ..web.users import Role, User
 from .rendering import render
 
@@ -182,7 +182,7 @@ class PageRequest:
                 where = str(found["loc"][0]) if found["loc"] else ""
                 if where in given and where not in fixed:
                     given.pop(where)
-                    self.problems.append(ProblemError(where=where, message=str(found["msg"])))
+                    self.problems.append(ProblemError(where=where, message=message_of(found)))
         return model.model_validate(given | fixed)
 
     def render(self, template: str, /, status: int = 200, **values: Any) -> Html:

@@ -15,8 +15,8 @@ from ...queues.keys import Partition, check_name
 from ...queues.records import State
 from ...queues.task_filter import TaskFilter
 from ..defined_secrets import check_conditions
-from .operation import Call, Inputs, QueueText, TaskNameText
-from .problems import Problem, ProblemError
+from .operation import ENQUEUED_BY, Call, Inputs, QueueText, TaskNameText
+from .problems import Problem, refused_as
 
 _MAX_TEXT: Final = 1_000
 """Most characters of a searched text."""
@@ -68,14 +68,16 @@ class TaskFilterInputs(Inputs):
         max_length=_MAX_LIST,
         description="Only tasks with these arguments, such as `tenant=acme` or `options.depth=3`.",
     )
+    enqueued_by: str | None = Field(None, max_length=128, description="Only tasks that this user of the API enqueued.")
 
     async def filter(self, call: Call) -> TaskFilter:
-        """Return the filter, which the queue is no part of.
+        """Return the filter, which the queue is no part of. A producer finds its own tasks only.
 
         Raises:
             Problem: A condition is on a secret argument.
         """
         since, until = await _bounds(call, self.since, self.until)
+        by = self.enqueued_by if call.user.sees_all else call.user.name
         return TaskFilter(
             frozenset(self.state),
             self.task,
@@ -86,6 +88,7 @@ class TaskFilterInputs(Inputs):
             tuple(self.tag),
             self.app,
             await _conditions(call, self.where, self.task),
+            {} if by is None else {ENQUEUED_BY: by},
         )
 
 
@@ -149,12 +152,8 @@ async def _bounds(call: Call, since: str | None, until: str | None) -> tuple[int
 
 async def _conditions(call: Call, where: list[str], task: str | None) -> tuple[ArgumentCondition, ...]:
     found = tuple(map(ArgumentCondition.parse, where))
-    try:
+    with refused_as("where"):
         await check_conditions(call.producer, found, task)
-    except ValueError as error:
-        raise Problem(
-            422, "secret-argument", str(error), fields=[ProblemError(where="where", message=str(error))]
-        ) from None
     return found
 
 

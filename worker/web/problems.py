@@ -192,10 +192,15 @@ def invalid_field(where: str, message: str) -> Problem:
     return invalid([{"loc": (where,), "msg": message}])
 
 
+def message_of(error: Mapping[str, Any]) -> str:
+    """Return the message of an error of pydantic, without the name of the exception that a validator raised."""
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
 def invalid(found: Sequence[Mapping[str, Any]]) -> Problem:
     """Return the problem of inputs that do not fit their model. found: errors of pydantic."""
     fields = [
-        ProblemError(where=".".join(map(str, error["loc"])) or "body", message=str(error["msg"]))
+        ProblemError(where=".".join(map(str, error["loc"])) or "body", message=message_of(error))
         for error in found[:50]
     ]
     listed = "; ".join(f"{field.where}: {field.message}" for field in fields[:3])

@@ -29,7 +29,7 @@ from ...web.operations.dead_letters import (
 )
 from ...web.problems import Problem
 from ..actions import Action, FormField, action
-from ..page import PAGES, Html, PageRequest, page
+from ..page import Html, PageRequest, page
 from .jobs import job_action, selection, shown_count
 
 _ROWS: Final = 100
@@ -86,9 +86,7 @@ async def dead_letter_export(request: PageRequest) -> Response:
 @page("/dead-letters/{task_id}", title="Dead letter", nav="Dead letters")
 async def dead_letter(request: PageRequest) -> Html:
     """Show a dead letter: why it was given up, with what, and what to do."""
-    return request.render(
-        "dead_letter.html", letter=await show_dead_letter(request.call, _one(request)), has_task="task" in PAGES
-    )
+    return request.render("dead_letter.html", letter=await show_dead_letter(request.call, _one(request)))
 
 
 @page("/dead-letters/{task_id}/arguments", title="Arguments of a dead letter", nav="Dead letters", live=False)
@@ -114,7 +112,7 @@ async def letter_replay(request: PageRequest) -> Action:
         button="Replay",
         inputs={"task_id": found.id, "queue": found.queue},
         fields=fields,
-        then=request.url("task", task_id=found.id) if "task" in PAGES else request.url("dead_letters"),
+        then=request.url("task", {"queue": found.queue}, task_id=found.id),
         done=f"Task {found.id} is replayed.",
         back=request.url("dead_letter", {"queue": found.queue}, task_id=found.id),
         template="letter_replay.html",

@@ -27,7 +27,7 @@ from ...web.operations.jobs import (
 from ...web.paging import PageInputs
 from ...web.problems import Problem
 from ..actions import Action, FormField, action
-from ..page import PAGES, Html, PageRequest, page
+from ..page import Html, PageRequest, page
 
 _ROWS: Final = 100
 
@@ -104,7 +104,7 @@ async def tasks_cancel(request: PageRequest) -> Action:
         + (", if no worker has started them." if given.unstarted else ". Running tasks stop at their next step."),
         button="Cancel them",
         noun="task",
-        back=request.url("tasks", request.query) if "tasks" in PAGES else request.url("jobs"),
+        back=request.url("tasks", request.query),
     )
 
 
@@ -195,8 +195,9 @@ def _filter_text(found: JobView) -> str:
     for name, value in found.filter.items():
         if name not in ("since", "until"):
             given = value if isinstance(value, list) else [value]
+            given = [f"{key}: {text}" for key, text in value.items()] if isinstance(value, dict) else given
             parts += [f"{_NAMES.get(name, name)} {one}" for one in given]
     return ", ".join(parts) or "all"
 
 
-_NAMES: Final = {"states": "state", "tags": "tag", "where": "argument"}
+_NAMES: Final = {"states": "state", "tags": "tag", "where": "argument", "headers": "header"}

@@ -9,25 +9,20 @@ import anyio
 from pydantic import Field
 from pydantic_core import from_json
 
-from ....queues.argument_conditions import MAX_CONDITION, ArgumentCondition
-from ....queues.durations import PointInTime
 from ....queues.explanation.sentences import Explanation
 from ....queues.handle import TaskHandle
 from ....queues.inbox import InboxMessage, drop_message
 from ....queues.inspection.timeline import count_tasks, page_tasks
 from ....queues.records import Record, State
-from ....queues.task_filter import TaskFilter
 from ....queues.wording import iso_time
-from ...defined_secrets import check_conditions, mask_defined
-from ..filters import known_partitions
+from ...defined_secrets import mask_defined
+from ..filters import TaskFilterInputs, known_partitions
 from ..operation import (
-    ENQUEUED_BY,
     Call,
     Inputs,
     QueueText,
     ResultModel,
     TaskIdText,
-    TaskNameText,
     header_input,
     operation,
 )
@@ -89,51 +84,8 @@ class TaskView(ResultModel):
         return cls(**record.summary())
 
 
-class TaskListInputs(PageInputs):
-    """Filters of the list of tasks."""
-
-    state: list[State] = Field([], description="Only tasks in one of these states.")
-    task: TaskNameText | None = Field(None, description="Only tasks of this name.")
-    queue: QueueText | None = Field(None, description="Only tasks of this queue.")
-    app: str | None = Field(None, max_length=64, description="Only tasks of this app.")
-    key: str | None = Field(None, max_length=256, description="Only tasks with this ordering key.")
-    tag: list[str] = Field([], description="Only tasks with all of these tags.", max_length=16)
-    since: str | None = Field(
-        None, max_length=64, description="Only tasks enqueued since then: 15m or 2h before now, or an ISO time."
-    )
-    until: str | None = Field(None, max_length=64, description="Only tasks enqueued until then.")
-    error: str | None = Field(None, max_length=1024, description="Only tasks with this text in their reason or error.")
-    where: list[Annotated[str, Field(max_length=MAX_CONDITION)]] = Field(
-        [],
-        max_length=16,
-        description="Only tasks with this argument, such as `tenant=acme` or `options.depth=3`; all of them.",
-    )
-    enqueued_by: str | None = Field(None, max_length=128, description="Only tasks that this user of the API enqueued.")
-
-    async def filter(self, call: Call) -> TaskFilter:
-        """Return the filter. A producer finds its own tasks only. Raises `Problem`."""
-        now = 0 if self.since is self.until is None else await call.now()
-        with refused_as("where"):
-            where = tuple(ArgumentCondition.parse(text) for text in self.where)
-            await check_conditions(call.producer, where, self.task)
-        by = self.enqueued_by if call.user.sees_all else call.user.name
-        return TaskFilter(
-            frozenset(self.state),
-            self.task,
-            _time("since", self.since, now),
-            _time("until", self.until, now),
-            self.error,
-            self.key,
-            tuple(self.tag),
-            self.app,
-            where,
-            {} if by is None else {ENQUEUED_BY: by},
-        )
-
-
-def _time(name: str, text: str | None, now: int) -> int | None:
-    with refused_as(name):
-        return None if text is None else PointInTime.parse(text).at(now)
+class TaskListInputs(TaskFilterInputs, PageInputs):
+    """Page of the tasks that match."""
 
 
 class UnreadableTask(ResultModel):

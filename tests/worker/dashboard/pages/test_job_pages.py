@@ -37,6 +37,8 @@ async def states(app: App, ids: list[str]) -> list[str]:
 
 async def test_the_form_shows_which_tasks_a_job_cancels(app: App, ids: list[str], visit: Visit) -> None:
     path = "/task-jobs/cancel?queue=backlog&where=n%3D2"
+    listed = await visit("/tasks?queue=backlog&where=n%3D2", Role.OPERATOR)
+    assert f"/sub{path}" in html.unescape(listed.text)
     shown = await visit(path, Role.OPERATOR)
     assert "A job cancels 1 task (1 queued)." in shown.text
     assert ids[2] in shown.text
