@@ -116,7 +116,7 @@ class JobAct(ABC, Generic[T]):
 
 @dataclass(slots=True)
 class JobPreview:
-    """What a job would do now. Nothing is changed.
+    """Preview of a job: the tasks that it would act on. Nothing is changed.
 
     Attributes:
         count: Tasks that it would act on.

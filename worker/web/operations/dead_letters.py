@@ -183,7 +183,7 @@ class LetterOutcome(ResultModel):
 
 
 class Edit(Inputs):
-    """How letters are replayed."""
+    """Options of a replay."""
 
     fresh: bool = Field(False, description="Discard the checkpoint: start again with the first step.")
     rerun_failed: bool = Field(False, description="Call the steps again that failed or were cut off.")

@@ -103,7 +103,7 @@ class JobPage(ResultModel):
 
 
 class PreviewView(ResultModel):
-    """What a job would do now. Nothing was changed."""
+    """Preview of a job: the tasks that it would act on. Nothing was changed."""
 
     count: int = Field(description="Tasks or dead letters that match.")
     kinds: dict[str, int] = Field(description="Their number by state, or of dead letters by reason.")
