@@ -19,7 +19,8 @@ from ...web.operations.task_details import (
     show_step,
     show_task_phases,
 )
-from ...web.operations.tasks import list_messages
+from ...web.operations.tasks import ResultInputs, list_messages
+from ...web.operations.tasks import task_result as wait_for_result
 from ..page import Html, PageRequest, page
 from ..rendering import milliseconds
 from ..task_tabs import PARTS, one_task, render_task, task_tab
@@ -136,3 +137,10 @@ async def task_arguments(request: PageRequest) -> Html:
     """Show all arguments of a task, also large ones."""
     found: Any = await show_arguments(request.call, one_task(request))
     return request.render("task_arguments.html", found=found, task_id=request.path["task_id"], most=MAX_SHOWN)
+
+
+@page("/tasks/{task_id}/result", title="Result", nav="Tasks", live=False)
+async def task_result(request: PageRequest) -> Html:
+    """Show the whole result of a task, also a large one; that of its last successor, if another task continues it."""
+    found = await wait_for_result(request.call, ResultInputs(**one_task(request).model_dump()))
+    return request.render("task_result.html", found=found, task_id=request.path["task_id"], most=MAX_SHOWN)

@@ -30,6 +30,7 @@ from ...durable.journal.event import RECORDED
 from ...durable.journal.failure_record import FailureRecord, is_failure
 from ...durable.journal.step_record import StepRecord
 from ...errors import BadHistory
+from ...shown_events import event_sentence
 from ...shown_task import read_shown_task
 from ..operation import MAX_LIMIT, Call, ResultModel, operation
 from ..problems import Problem
@@ -199,6 +200,7 @@ class EventView(ResultModel):
     type: str
     step: str | None
     number: int | None
+    text: str = Field(description="The event as a sentence, cut.")
     data: Any
     problem: str | None = Field(description="Why its data cannot be read.")
 
@@ -223,6 +225,7 @@ async def list_events(call: Call, given: EventsInputs) -> EventPage:
             type=event.type,
             step=event.step,
             number=event.number,
+            text=event_sentence(event),
             data=event.data,
             problem=event.problem,
         )

@@ -173,6 +173,34 @@ async def test_a_payload_of_a_mebibyte_is_cut_and_shown_on_a_page_of_its_own(app
     assert "x" * 1_000_000 in (await visit(f"/tasks/{handle.id}/arguments", Role.VIEWER)).text
 
 
+async def test_a_large_result_has_a_page_of_its_own(app: App, visit: Visit) -> None:
+    @app.task
+    async def crawl(ctx: Context) -> str:
+        return "y" * 2_000_000 if ctx.task_id else ""
+
+    handle = await crawl.enqueue()
+    assert "no result yet" in (await visit(f"/tasks/{handle.id}/result", Role.VIEWER)).text
+    await work_off(app)
+    assert "Whole result" in (await visit(f"/tasks/{handle.id}", Role.VIEWER)).text
+    assert "y" * 1_000_000 in (await visit(f"/tasks/{handle.id}/result", Role.VIEWER)).text
+
+
+async def test_a_dead_letter_can_be_replayed_from_its_task(app: App, visit: Visit) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def fail(ctx: Context) -> None:
+        raise ValueError("boom")
+
+    handle = await fail.enqueue()
+    await work_off(app)
+    shown = (await visit(f"/tasks/{handle.id}", Role.OPERATOR)).text
+    assert "boom" in shown
+    link = re.search(r'href="/sub(/dead-letters/[^"]+/replay[^"]*)"', shown)
+    assert link is not None
+    assert (await visit(link[1], Role.OPERATOR)).status_code == 200
+    assert (await visit(link[1], Role.OPERATOR, form={})).status_code == 303
+    assert await handle.status() == "queued"
+
+
 async def test_foreign_bytes_in_every_field_of_a_record_are_no_error(
     app: App, visit: Visit, done: TaskHandle[Any]
 ) -> None:
