@@ -36,6 +36,21 @@ _DEEPEST: Final = 200
 frames for each."""
 
 
+def finite_json(value: Any, what: str) -> bytes:
+    """Return decoded JSON as JSON. what: its name, for the error.
+
+    Raises:
+        ValueError: A number was too large for a float, such as 1e999.
+    """
+    data = to_json(value)
+    if b"Infinity" in data:
+        try:
+            from_json(data, allow_inf_nan=False)
+        except ValueError:
+            raise ValueError(f"{what} must have no numbers beyond 1.8e308, such as 1e999") from None
+    return data
+
+
 def as_json(value: Any) -> bytes:
     """Return a value as JSON. Raises `PydanticSerializationError`, `ValueError` and `RecursionError`."""
     try:

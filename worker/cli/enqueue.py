@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from ...queues.catalog import Catalog
 from ...queues.defaults import MAX_SECONDS
@@ -31,6 +31,7 @@ from ...queues.depth import MaxDepth, WhenFull, make_limit
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
 from ...queues.errors import TaskExists, TaskNotFound
 from ...queues.handle import TaskHandle
+from ...queues.json_form import finite_json
 from ...queues.junk import report_once
 from ...queues.keys import check_name
 from ...queues.lanes import Lane, Priority, check_lane
@@ -191,20 +192,9 @@ def make_message(
     if expires is not None:
         options = options.model_copy(update={"expires": defaults.now + expires})
     form = EnvelopeTemplate(task, headers, options, given, app=app, lane=lane)
-    message = form.message(_json(args), defaults.secrets, key=key, task_id=task_id)
+    message = form.message(finite_json(args, "args"), defaults.secrets, key=key, task_id=task_id)
     message.check(defaults.payload_limit, defaults.large_limit)
     return message
-
-
-def _json(args: dict[str, Any]) -> bytes:
-    """Return arguments as JSON. Raises `ValueError` for a number that was too large for a float, such as 1e999."""
-    data = to_json(args)
-    if b"Infinity" in data:
-        try:
-            from_json(data, allow_inf_nan=False)
-        except ValueError:
-            raise ValueError("args must have no numbers beyond 1.8e308, such as 1e999") from None
-    return data
 
 
 class Listed(NamedTuple):

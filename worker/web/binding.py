@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ...queues.errors import PerdureError
+from ...queues.json_form import finite_json
 from ..log import logger
 from .operation import OPERATIONS, Call, Download, EventStream, Operation
 from .problems import MEDIA_TYPE, Problem, invalid, problem_of
@@ -156,6 +157,7 @@ async def _read_body(request: Request, limit: int) -> dict[str, Any]:
         raise Problem(415, "media-type", f"the body must be application/json, got {media_type or 'no media type'!r}")
     try:
         found = from_json(body, allow_inf_nan=False)
+        finite_json(found, "it")
     except ValueError as error:
         raise Problem(400, "not-json", f"the body must be JSON: {error}") from None
     if not isinstance(found, dict):

@@ -33,12 +33,13 @@ def frames_of(text: str) -> list[SentFrame]:
 
 
 class StreamClient:
-    """A client that has sent its request. status: None before the response starts."""
+    """A client that has sent its request. status: None before the response starts. served: set at the end."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self.served = asyncio.Event()
         self._gone = asyncio.Event()
         self._asked = False
         self._frames: list[SentFrame] = []
@@ -64,10 +65,14 @@ class StreamClient:
     def leave(self) -> None:
         self._gone.set()
 
+    async def chunk(self) -> bytes | None:
+        """Return the next part of the body; None at the end."""
+        return await bounded(self._chunks.get())
+
     async def frame(self) -> SentFrame | None:
         """Return the next frame; None at the end."""
         while not self._frames:
-            chunk = await bounded(self._chunks.get())
+            chunk = await self.chunk()
             if chunk is None:
                 return None
             self._frames = frames_of(chunk.decode())
@@ -103,6 +108,7 @@ async def stream_client(
     }
     client = StreamClient()
     serving = asyncio.ensure_future(api(scope, client.receive, client.send))
+    serving.add_done_callback(lambda _: client.served.set())
     try:
         yield client
     finally:
