@@ -134,6 +134,7 @@ def serve(what: str, application: object, host: str, port: int, root_path: str =
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # before the address is logged
     except OSError as error:
         listener.close()
         raise Failed(

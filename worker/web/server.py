@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
@@ -45,4 +48,15 @@ def make_server(
         limit_concurrency=1000,
         lifespan="on",
     )
-    return uvicorn.Server(config)
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """Server that SIGTERM ends as it should, so that the process exits with 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            yield
+            # those that are left are raised again
+            self._captured_signals[:] = [number for number in self._captured_signals if number != signal.SIGTERM]

@@ -10,9 +10,10 @@ import pytest
 from perdure import App
 from perdure.web import Role, User
 from perdure.worker.dashboard import actions
-from perdure.worker.dashboard.actions import Action, FormField, action, parse_form
+from perdure.worker.dashboard.actions import Action, FormField, action
 from perdure.worker.dashboard.application import application
 from perdure.worker.dashboard.page import PageRequest
+from perdure.worker.web.binding import parse_form
 from perdure.worker.web.operation import Call, Inputs, ResultModel, operation
 from perdure.worker.web.problems import Problem
 from perdure.worker.web.service import Service

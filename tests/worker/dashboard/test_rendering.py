@@ -87,8 +87,9 @@ class _Both(DictLoader):
         self._others = others
 
     def get_source(self, environment: Any, template: str) -> Any:
-        found = super() if template in self.mapping else self._others
-        return found.get_source(environment, template)
+        if template in self.mapping:
+            return super().get_source(environment, template)
+        return self._others.get_source(environment, template)
 
 
 @EACH_HOSTILE_TEXT
