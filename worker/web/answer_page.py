@@ -40,6 +40,9 @@ _MAX_FORM: Final = 1 << 20
 _FILES: Final = {"answer.css": "text/css", "answer.svg": "image/svg+xml"}
 """Media types of the files that the page loads, by name."""
 
+_LONGEST: Final = 4_000
+"""Characters of a reason that are shown."""
+
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -140,7 +143,7 @@ def shown_call(shown: Any) -> ShownCall | None:
 
 def render_question(question: QuestionView) -> Markup:
     """Return what people see of a question before they answer, as HTML."""
-    return _render("answer_question.html", question=question, called=shown_call(question.shown))
+    return _render("answer_question.html", question=question, called=shown_call(question.shown), longest=_LONGEST)
 
 
 def render_fields(form: AnswerForm, action: str = "", hidden: Mapping[str, str] | None = None) -> Markup:

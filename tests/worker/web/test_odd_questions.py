@@ -104,13 +104,32 @@ async def test_an_encrypted_question_is_listed_without_its_content(settings: Set
 async def test_what_is_too_large_to_be_shown_is_still_part_of_the_question(client_of: ClientOf, app: App) -> None:
     @app.task
     async def pay(ctx: Context) -> Any:
-        return await ctx.wait_for("approval", bool, shows="x" * 300_000)
+        return await ctx.wait_for("approval", bool, shows="x" * 300_000, why="y" * 500_000)
 
-    await pay.enqueue()
+    handle = await pay.enqueue()
     await work_off(app)
-    [question] = (await client_of(Role.VIEWER).get("/questions")).json()["items"]
-    assert question["shown"] is None
+    approver = client_of(Role.APPROVER)
+    [question] = (await approver.get("/questions")).json()["items"]
+    assert (question["shown"], len(question["why"])) == (None, 500_000)
     assert question["shows"] is not None
+    given = {"wait": "approval", "person": "carol"}
+    link = (await approver.post(f"/questions/{handle.id}/links", json=given)).json()["url"]
+    page = await client_of().get(link)
+    assert "too large to be shown here" in page.text
+    assert len(page.text) < 20_000
+
+
+async def test_an_answer_that_is_too_large_is_refused(
+    client_of: ClientOf, app: App, waiting: tuple[str, Partition]
+) -> None:
+    task_id, _ = waiting
+    path, approver = f"/questions/{task_id}/answer", client_of(Role.APPROVER)
+    large = await approver.post(path, json={"wait": "approval", "value": "x" * (3 << 20)})
+    assert (large.status_code, large.json()["source"]) == (413, "request")
+    larger = await approver.post(path, json={"wait": "approval", "value": "x" * (5 << 20)})
+    assert (larger.status_code, larger.json()["type"]) == (413, "urn:perdure:problem:body-too-large")
+    [question] = (await approver.get("/questions")).json()["items"]
+    assert not question["answered"]
 
 
 async def test_a_used_up_budget_is_a_question(client_of: ClientOf, app: App) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -119,6 +120,22 @@ async def test_a_second_answer_has_no_effect_and_names_who_answered(client_of: C
     handle = await app.producer.find(task_id)
     assert handle is not None
     assert await handle.result() == [True, 1]
+
+
+async def test_of_many_answers_at_once_one_is_stored(client_of: ClientOf, app: App, ask: Ask) -> None:
+    task_id = await ask()
+
+    async def answer(number: int) -> httpx.Response:
+        given = {"wait": "approval", "value": {"approved": True, "note": str(number)}}
+        return await client_of(Role.APPROVER, name=f"user-{number}").post(f"/questions/{task_id}/answer", json=given)
+
+    answers = await asyncio.gather(*map(answer, range(8)))
+    [stored] = [found.json() for found in answers if found.status_code == 200]
+    refused = [found for found in answers if found.status_code == 409]
+    assert len(refused) == 7
+    assert all(f"'{stored['by']}' has answered" in found.json()["detail"] for found in refused)
+    [question] = (await client_of(Role.VIEWER).get("/questions")).json()["items"]
+    assert question["answered_by"] == stored["by"]
 
 
 async def test_an_answer_with_the_same_id_is_stored_once(client_of: ClientOf, ask: Ask) -> None:

@@ -120,7 +120,9 @@ async def test_mistakes_are_problems(client_of: ClientOf, api: httpx.AsyncClient
         ({"session": "ada", "text": "x", "queue": "a b"}, 422),
     ):
         assert (await api.post("/sessions/echo/messages", json=given)).status_code == status, given
-    assert (await api.post("/sessions/nobody/messages", json={"session": "ada", "text": "x"})).status_code == 422
+    large = await api.post("/sessions/echo/messages", json={"session": "ada", "text": "x" * (3 << 20)})
+    assert large.status_code == 413
+    assert (await api.post("/sessions/unknown/messages", json={"session": "ada", "text": "x"})).status_code == 422
     assert (await api.get("/sessions", params={"cursor": "x"})).status_code == 422
     assert (await api.get("/sessions/echo")).status_code == 422
     assert (await api.get("/sessions/echo/turns/1", params={"session": "ada"})).status_code == 404

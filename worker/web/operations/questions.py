@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from ....queues.errors import AnswerRefused, DecryptionError, InvalidAnswer, TaskEnded
+from ....queues.errors import AnswerRefused, DecryptionError, InvalidAnswer, PerdureError, TaskEnded
 from ....queues.keys import Partition
 from ....queues.waits import (
     TOKEN_LENGTH,
@@ -254,6 +254,8 @@ async def _sent(
     except (AnswerRefused, TaskEnded) as error:
         if partition is not None and (answered := await answered_problem(call, partition, task_id, wait)) is not None:
             raise answered from error
+        raise
+    except PerdureError:
         raise
     except ValueError as error:
         raise Problem(422, "invalid-input", str(error)) from None

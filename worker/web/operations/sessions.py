@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from ....queues.errors import SessionNotFound
+from ....queues.errors import PerdureError, SessionNotFound
 from ....queues.sessions.record import (
     SessionAddress,
     SessionMessage,
@@ -239,6 +239,8 @@ async def send_session_message(call: Call, given: SendMessage) -> SentView:
             inputs=given.inputs,
             skip_failed=given.skip_failed,
         )
+    except PerdureError:
+        raise
     except ValueError as error:
         raise _invalid("session", error) from None
     return SentView(turn=sent.turn.number, task_id=str(sent.turn), queue=sent.queue)
@@ -281,7 +283,11 @@ async def correct_session_state(call: Call, given: CorrectSession) -> CorrectedV
 
     try:
         sent = await correct_session(call.producer, read, given.changes, check, by=call.user.name)
-    except (CannotCorrect, ValueError) as error:
+    except CannotCorrect as error:
+        raise _invalid("changes", error) from None
+    except PerdureError:
+        raise
+    except ValueError as error:
         raise _invalid("changes", error) from None
     return CorrectedView(task_id=sent.task_id, state=str(sent.state))
 

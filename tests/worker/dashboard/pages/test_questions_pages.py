@@ -36,8 +36,10 @@ async def ask(app: App) -> Ask:
     async def refund(ctx: Context, order: str, hostile: str = "", amount: int = 2**60 + 1) -> Any:
         shown = {"tool": f"refund{hostile}", "arguments": {"order": order + hostile, "amount": amount}}
         why = f"Refund order {order}?{hostile}"
-        given = {"who": f"finance{hostile}", "why": why, "shows": shown, "token": f"order:{order}"}
-        return (await ctx.wait_for("approval", Refund, **given)).model_dump()
+        answer = await ctx.wait_for(
+            "approval", Refund, who=f"finance{hostile}", why=why, shows=shown, token=f"order:{order}"
+        )
+        return answer.model_dump()
 
     async def enqueue(order: str = "17", **given: Any) -> str:
         handle = await refund.enqueue(order, **given)
@@ -161,6 +163,8 @@ async def test_a_question_is_answered_in_a_browser(browser_page: BrowserPage, as
     await assert_nothing_ran(page)
     await check_accessible(page)
     await page.get_by_role("row", name="Refund order 18?").get_by_role("link", name="approval").click()
+    await expect(page.get_by_role("table", name="Arguments of refund")).to_be_visible()
+    await check_accessible(page)
     await page.get_by_role("link", name="Answer approval").click()
     await page.get_by_label("Amount").fill("0")
     await page.get_by_role("button", name="Answer").click()
@@ -201,11 +205,10 @@ async def test_a_person_without_an_account_answers_in_a_browser(browser_page: Br
 
 async def test_pictures_of_questions(browser_page: BrowserPage, ask: Ask) -> None:
     page = browser_page.page
-    for order in ("17", "18", "19"):
-        task_id = await ask(order, amount=90)
+    ids = [await ask(order, amount=90) for order in ("17", "18", "19")]
     await browser_page.goto("/questions")
     await expect(page.get_by_role("row", name="Refund order 17?")).to_be_visible()
     await screenshot(page, "questions")
-    await browser_page.goto(f"/questions/{task_id}/answer?wait=approval")
+    await browser_page.goto(f"/questions/{ids[-1]}/answer?wait=approval")
     await expect(page.get_by_role("table", name="Arguments of refund")).to_be_visible()
     await screenshot(page, "question")
