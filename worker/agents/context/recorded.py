@@ -41,7 +41,7 @@ _SHORTEST: Final = 200
 
 
 class PromptHead(BaseModel):
-    """What is known of a recorded prompt besides its messages.
+    """Description of a recorded prompt, without its messages.
 
     Attributes:
         step: Key of the step that called the model; empty outside of steps.

@@ -704,7 +704,7 @@ class CorrectState(AgentTask):
 
 
 class CorrectionPreview(ResultModel):
-    """What a correction would change."""
+    """Changes that a correction would make."""
 
     id: str
     event: int | None = Field(description="Event after which the state was compared; null if no state is known yet.")

@@ -18,6 +18,17 @@ from tests.worker.dashboard.conftest import BrowserPage, Visit
 TABS = ("handoff", "plan", "timeline", "state", "prompts", "costs", "findings", "identity", "artifacts")
 
 
+class Tourist(Travels):
+    """An agent for pictures."""
+
+    said = "the museum is near, and its tickets are valid for two days"
+
+
+async def toured(app: App) -> TaskHandle[object]:
+    """Return a task that has succeeded, with plain texts."""
+    return await travelled(app, Tourist, goal="Plan two days in Rome")
+
+
 async def number_of(handle: TaskHandle[object], kind: str) -> int:
     """Return the number of the last event of a type."""
     return next(event.number for event in reversed(await history(handle)) if event.type == kind and event.number)
@@ -103,7 +114,7 @@ async def test_what_does_not_fit_the_state_is_shown_beside_the_form(app: App, vi
 
 async def test_from_a_decision_to_what_it_changed_and_to_the_prompt(browser_page: BrowserPage) -> None:
     page, app = browser_page.page, browser_page.dashboard.app
-    handle = await travelled(app)
+    handle = await toured(app)
     await browser_page.goto(f"/tasks/{handle.id}/timeline")
     await check_accessible(page)
     await screenshot(page, "agent-decisions")
@@ -118,23 +129,33 @@ async def test_from_a_decision_to_what_it_changed_and_to_the_prompt(browser_page
     await screenshot(page, "agent-prompts")
     await page.get_by_role("rowheader").get_by_role("link", name="2").click()
     await expect(page.get_by_role("heading", name=re.compile("1. system"))).to_be_visible()
-    await assert_nothing_ran(page)
     await check_accessible(page)
     await screenshot(page, "agent-prompt")
 
 
+async def test_hostile_text_runs_nothing_in_a_browser(browser_page: BrowserPage) -> None:
+    class Hostile(Travels):
+        """An agent all of whose texts are hostile."""
+
+        said = ALL_HOSTILE
+
+    handle = await travelled(browser_page.dashboard.app, Hostile, goal=ALL_HOSTILE)
+    for path in ("handoff", "plan", "timeline", "state", "prompts/1", "artifacts", "correct"):
+        await browser_page.goto(f"/tasks/{handle.id}/{path}")
+        await assert_nothing_ran(browser_page.page)
+
+
 @pytest.mark.parametrize("tab", ["handoff", "plan", "state", "costs", "findings", "identity", "artifacts"])
 async def test_each_tab_in_a_browser(browser_page: BrowserPage, tab: str) -> None:
-    handle = await travelled(browser_page.dashboard.app)
+    handle = await toured(browser_page.dashboard.app)
     await browser_page.goto(f"/tasks/{handle.id}/{tab}")
     await check_accessible(browser_page.page)
-    await assert_nothing_ran(browser_page.page)
     await screenshot(browser_page.page, f"agent-{tab}")
 
 
 async def test_a_person_corrects_a_field(browser_page: BrowserPage) -> None:
     page, app = browser_page.page, browser_page.dashboard.app
-    handle = await app.agent(Travels, name="travels").enqueue("travel")
+    handle = await app.agent(Tourist, name="travels").enqueue("Plan two days in Rome")
     await browser_page.goto(f"/tasks/{handle.id}/correct")
     await check_accessible(page)
     await page.get_by_label("Field").fill("city")

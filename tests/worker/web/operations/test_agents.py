@@ -9,16 +9,24 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, ContextBuilder, Ephemeral, PlanStep, Retry, TaskHandle
-from perdure.web import Role
+from perdure.queues.security.keyring import generate_key
+from perdure.web import Role, User, router
 from perdure.worker.agents.context.prompt import Prompt
+from perdure.worker.durable.call_records import CHARGES, PROMPTS
+from perdure.worker.settings import Settings
 from pydantic import SecretStr
 
 from tests.support.travel_agent import HOSTILE, Travels, Trip, travelled
-from tests.support.workers import bounded, history, letter, work_off
+from tests.support.workers import bounded, history, letter, redis_command, work_off
 
 from ..conftest import ClientOf
 
 pytestmark = [pytest.mark.integration, pytest.mark.app(lease=30.0)]
+
+PATHS = (
+    *("handoff", "plan", "timeline", "state", "state?skip_unreadable=true", "prompts", "costs", "findings"),
+    *("identity", "memories", "artifacts"),
+)
 
 Get = Callable[..., Awaitable[Any]]
 
@@ -258,3 +266,62 @@ async def test_a_producer_sees_nothing_of_it(app: App, client_of: ClientOf) -> N
     producer = client_of(Role.PRODUCER)
     for path in ("handoff", "plan", "timeline", "state", "prompts", "costs", "findings", "identity", "artifacts"):
         assert (await producer.get(f"/tasks/{handle.id}/{path}")).status_code == 403, path
+
+
+async def test_odd_data_in_redis_is_said_and_breaks_nothing(app: App, api: httpx.AsyncClient) -> None:
+    handle = await travelled(app)
+    place, task_id = handle.partition, handle.id
+    await redis_command(app, "XADD", place.log(task_id), "*", "type", b"\xff\x00", "n", "x", "data", b"\xff")
+    await redis_command(app, "XADD", place.log(task_id), "*", "type", "decided", "n", "9000", "data", b"[1")
+    for field in (
+        "s:#coherence",
+        "s:#judge",
+        "s:#background",
+        "s:#memories:0",
+        "s:#handoff",
+        "s:#artifact:x",
+        "s:#state",
+    ):
+        await redis_command(app, "HSET", place.steps(task_id), field, b"\xff{")
+    for stream in (PROMPTS, CHARGES):
+        await redis_command(app, "XADD", place.stream(task_id, stream), "900-0", "d", b"\xff\n\xff", "k", "0a")
+        await redis_command(app, "XADD", place.stream(task_id, stream), "901-0", "x", b"\xff")
+    for path in PATHS:
+        answer = await api.get(f"/tasks/{task_id}/{path}")
+        assert answer.status_code in (200, 409), (path, answer.text)
+        assert answer.json().get("source") != "server", (path, answer.text)
+    costs = (await api.get(f"/tasks/{task_id}/costs")).json()
+    assert (costs["usd"], len(costs["problems"])) == ("0.002", 2)
+    prompts = (await api.get(f"/tasks/{task_id}/prompts")).json()["items"]
+    assert [bool(one["problem"]) for one in prompts] == [True, True, False, False]
+    unreadable = await api.get(f"/tasks/{task_id}/prompts/900")
+    assert (unreadable.status_code, unreadable.json()["source"]) == (500, "redis")
+
+
+async def test_sealed_data_is_a_problem_that_says_so(app: App, settings: Settings) -> None:
+    changed = {"encryption_keys": SecretStr(generate_key()), "encryption_required": True}
+    async with App("test", settings=settings.model_copy(update=changed)) as sealed:
+        handle = await travelled(sealed)
+    transport = httpx.ASGITransport(router(app, authenticate=lambda _: User("ada", [Role.ADMIN])))
+    async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
+        for path in PATHS:
+            answer = await client.get(f"/tasks/{handle.id}/{path}")
+            assert answer.json().get("source") != "server", (path, answer.text)
+            assert "go to Oslo" not in answer.text
+            assert answer.status_code in (200, 409, 500), path
+
+
+async def test_a_large_state_is_read_and_corrected(app: App, api: httpx.AsyncClient) -> None:
+    handle = await travelled(app, goal="x" * 1_000_000)
+    state = (await api.get(f"/tasks/{handle.id}/state")).json()["state"]
+    assert len(state["goal"]) == 1_000_000
+    changes = {"changes": {"goal": "y" * 900_000}}
+    shown = await api.post(f"/tasks/{handle.id}/corrections/preview", json=changes)
+    assert [one["path"] for one in shown.json()["changes"]] == ["/goal"]
+    deep = await api.post(f"/tasks/{handle.id}/corrections/preview", json={"changes": {"a." * 400: 1}})
+    assert (deep.status_code, deep.json()["type"]) == (422, "urn:perdure:problem:cannot-correct")
+
+
+async def test_a_task_that_is_gone_is_not_found(app: App, api: httpx.AsyncClient) -> None:
+    for path in PATHS:
+        assert (await api.get(f"/tasks/gone/{path}")).status_code == 404, path
