@@ -174,7 +174,7 @@ class LetterView(LetterRow):
 
 
 class LetterOutcome(ResultModel):
-    """What was done to a dead letter."""
+    """Outcome of an act on a dead letter."""
 
     id: str
     queue: str
