@@ -169,7 +169,7 @@ async def letters_replay(request: PageRequest) -> Action:
     rerun = given.rerun_failed
     acts = [_FRESH] if given.fresh else []
     acts += [_RERUN] if rerun else []
-    acts += [] if given.edit is None else [f"Set the arguments {', '.join(sorted(given.edit))}."]
+    acts += [] if given.edit is None else [f"Changed arguments: {', '.join(sorted(given.edit))}."]
     how = f" {' '.join(acts)}" if acts else ""
     return job_action(
         request,

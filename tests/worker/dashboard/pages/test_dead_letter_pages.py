@@ -173,7 +173,7 @@ async def test_a_job_replays_what_its_form_has_shown(bury: Bury, app: App, visit
     ids = await bury(1, 2)
     path = "/dead-letter-jobs/replay?search=no+order&edit=" + "%7B%22fails%22%3A+false%7D"
     shown = await visit(path, Role.OPERATOR)
-    assert "A job replays 2 dead letters (2 attempts_exhausted). Set the arguments fails." in shown.text
+    assert "A job replays 2 dead letters (2 attempts_exhausted). Changed arguments: fails." in shown.text
     assert "No worker runs now" in shown.text
     (later,) = await bury(3)
     response = await visit(path, Role.OPERATOR, form=hidden_fields(shown.text) | {"rate": "50", "why": "mended"})
@@ -246,7 +246,7 @@ async def test_many_are_replayed_with_progress_in_a_browser(browser_page: Browse
     await page.get_by_text("How they are replayed").click()
     await page.get_by_label("Changed arguments").fill('{"fails": false}')
     await page.get_by_role("button", name="Preview").click()
-    await expect(page.get_by_text("Set the arguments fails.")).to_be_visible()
+    await expect(page.get_by_text("Changed arguments: fails.")).to_be_visible()
     await check_accessible(page)
     await screenshot(page, "dead-letters-replay")
     await page.get_by_label("Reason").fill("the stock is back")
