@@ -347,7 +347,7 @@ class _Walk:
 
 
 _WAKE_UP: Final = "to be woken"
-"""What a task waited for that the log does not name."""
+"""Text for a wait that the log does not name."""
 
 
 def _number(value: Any) -> float | None:

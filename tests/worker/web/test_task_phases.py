@@ -71,7 +71,7 @@ def test_parked_time_and_the_wait_for_a_worker_are_apart() -> None:
     assert found.phases[1].what == "an answer"
 
 
-def test_a_crash_that_nobody_reported_ends_the_run_at_its_last_sign_of_life() -> None:
+def test_a_crash_without_a_report_ends_the_run_at_its_last_sign_of_life() -> None:
     events = [
         event(5_000, "step_completed", "one", ms=1_000),
         event(20_000, "resumed", number=1, after="crash", gap=14.0),
@@ -81,7 +81,7 @@ def test_a_crash_that_nobody_reported_ends_the_run_at_its_last_sign_of_life() ->
     assert [(mark.at, mark.kind) for mark in found.marks] == [(6_000, "crashed")]
 
 
-def test_a_crash_cuts_off_the_steps_that_had_begun() -> None:
+def test_a_crash_cuts_off_the_steps_that_had_started() -> None:
     events = [event(4_000, "step_started", "pay", number=1), event(5_000, "crashed", how="SIGKILL")]
     found = phases_of(record(State.QUEUED), events, NOW)
     assert [(step.key, step.start, step.end, step.outcome) for step in found.steps] == [

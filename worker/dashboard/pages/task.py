@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...web.operations.task_details import (
-    EventsInputs,
+    LogInputs,
     OneStep,
     PhaseView,
     StepSpanView,
@@ -48,7 +48,7 @@ async def task(request: PageRequest, shown: TaskDetails) -> Html:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ChartBar:
     """A bar of a chart. x, width: percent. label: what a screen reader says. kind: class of its colour."""
 
     x: float
@@ -64,12 +64,12 @@ class _Scale:
     start: int
     end: int
 
-    def bar(self, span: PhaseView | StepSpanView, kind: str, label: str) -> Bar:
+    def bar(self, span: PhaseView | StepSpanView, kind: str, label: str) -> ChartBar:
         """Return the bar of a span."""
         first = self.percent(milliseconds(span.start))
         last = self.percent(self.end if span.end is None else milliseconds(span.end))
         width = max(_NARROWEST, last - first)
-        return Bar(round(min(first, 100 - width), 3), round(width, 3), kind, label)
+        return ChartBar(round(min(first, 100 - width), 3), round(width, 3), kind, label)
 
     def percent(self, at: int | None) -> float:
         """Return the place of a time, from 0 to 100."""
@@ -120,7 +120,7 @@ def _flat(nodes: Sequence[TaskNode], depth: int) -> list[tuple[int, TaskNode]]:
 @task_tab("/tasks/{task_id}/events", "Events", order=30)
 async def task_events(request: PageRequest, shown: TaskDetails) -> Html:
     """Show the event log of a task, the newest first."""
-    found = await list_events(request.call, request.inputs(EventsInputs, **one_task(request).model_dump(), limit=100))
+    found = await list_events(request.call, request.inputs(LogInputs, **one_task(request).model_dump(), limit=100))
     return render_task(request, "task_events.html", shown, found=found)
 
 

@@ -183,7 +183,7 @@ async def _newest(gateway: Gateway, handle: TaskHandle[Any]) -> tuple[list[TaskE
 # events
 
 
-class EventsInputs(OneTask):
+class LogInputs(OneTask):
     """A page of the log of a task, from its end."""
 
     limit: int = Field(100, ge=1, le=MAX_LIMIT, description="Most events of the page.")
@@ -213,7 +213,7 @@ class EventPage(ResultModel):
 
 
 @operation("GET", "/tasks/{task_id}/log", roles=[Role.VIEWER, Role.PRODUCER])
-async def list_events(call: Call, given: EventsInputs) -> EventPage:
+async def list_events(call: Call, given: LogInputs) -> EventPage:
     """Return events of a task, the newest first. `GET /tasks/{task_id}/events` follows them."""
     handle = await call.find(given.task_id, given.queue)
     at = (call.producer.gateway, handle.partition, handle.id)
