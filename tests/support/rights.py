@@ -20,6 +20,7 @@ from perdure.queues.budgets.store import BudgetStore
 from perdure.queues.envelope import BudgetUse
 from perdure.queues.keys import SessionPartition
 from perdure.queues.limits.store import LimitStore
+from perdure.queues.presence import WorkerInfo, announce, withdraw
 from perdure.queues.transport.rights import ROLES
 
 from tests.support.command_line import BOUND, call
@@ -433,6 +434,16 @@ def _pause(stage: Stage, role: str) -> None:
         stage.cli("queue", "resume", *target)
 
 
+def _drain(stage: Stage, role: str) -> None:
+    """Drain a worker that does nothing through the command line."""
+    info = WorkerInfo(f"of-{role}", "stage", "host", 1, "0", ("none",), concurrency=1, in_flight=0, started=0)
+    stage.api("worker", lambda producer: announce(producer.gateway, producer.namespace, info, 60.0))
+    try:
+        stage.cli("worker", "drain", info.id)
+    finally:
+        stage.api("worker", lambda producer: withdraw(producer.gateway, producer.namespace, info.id))
+
+
 def _lists(*commands: tuple[str, ...]) -> Callable[[Stage, str], object]:
     def attempt(stage: Stage, role: str) -> None:
         for command in commands:
@@ -535,6 +546,7 @@ ACTS: Final = (
     Act("list schedules: `perdure schedule list`", INSIDERS, _lists(("schedule", "list"))),
     Act("change schedules: `perdure schedule add`, `edit`, `pause`, `resume`, `run`, `remove`", WRITERS, _schedule),
     Act("pause queues and tasks: `perdure queue pause`, `resume`", WRITERS, _pause),
+    Act("drain workers: `perdure worker drain`", WRITERS, _drain),
     Act("list jobs: `perdure job list`", INSIDERS, _lists(("job", "list"))),
     Act(
         "act on many tasks: `perdure queue purge`, `task cancel --all`, `dlq replay --all`, `job run`, `abort`",

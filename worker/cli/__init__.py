@@ -1,7 +1,7 @@
 """Command line: the program `perdure`.
 
     new.py                  new: the files of a new app
-    worker.py               worker run, list, health, resume
+    worker.py               worker run, list, health, drain, resume
     enqueue.py              enqueue: one task, or a file of tasks
     drop/                   drop: a folder whose files become tasks and messages
     task/                   perdure task
@@ -50,7 +50,7 @@ from .lazy import LazyCommand, LazyGroup, load
 COMMANDS = (
     LazyCommand("new", ".new:new", "Create an app, its test and its Dockerfile."),
     LazyCommand("demo", ".demo:demo", "Kill workers and replay a dead letter, on real files."),
-    LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
+    LazyCommand("worker", ".worker:app", "Run workers, list and drain them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("drop", ".drop.command:drop", "Make tasks of the files that programs put into a folder."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),

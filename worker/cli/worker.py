@@ -381,7 +381,7 @@ async def _wait_stopped(producer: Producer, workers: set[str]) -> None:
             if info.presumed_dead:
                 silent = f"its last report was {duration(info.seen)} ago"
                 raise Failed(f"worker {info.id} did not stop: {silent}; see 'perdure worker health {info.id}'")
-            if told.get(info.id) != info.in_flight:
+            if info.draining and told.get(info.id) != info.in_flight:  # it has registered since
                 told[info.id] = info.in_flight
                 note(f"worker {info.id} runs {counted(info.in_flight, 'task')}")
         await anyio.sleep(_POLL)

@@ -102,6 +102,7 @@ def test_the_commands_are_these() -> None:
         "worker health",
         "worker list",
         "worker resume",
+        "worker drain",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
         *(

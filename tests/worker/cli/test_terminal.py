@@ -160,6 +160,7 @@ QUIET = {
     "memory reembed": "it prints figures, and needs an embedder",
     "worker resume": "it prints names of supervisors",
     "worker health": "it prints names of workers",
+    "worker drain": "it prints its own arguments",
 }
 """Commands that print nothing of what tasks hold."""
 

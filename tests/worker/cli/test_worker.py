@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import pytest
 from perdure import App, Context, Settings, Worker
@@ -315,6 +317,75 @@ def test_list_shows_workers(url: tuple[str, str], folder: Path) -> None:
     assert (answer.code, answer.out) == (0, "")
     assert "no workers" in answer.err
     cancel(url, task_id)
+
+
+@pytest.mark.parametrize("options", [("--no-supervisor",), ()])
+def test_a_drained_worker_finishes_its_task_and_its_process_ends_with_0(
+    url: tuple[str, str], folder: Path, options: tuple[str, ...]
+) -> None:
+    """A supervisor starts no other worker in its place, and ends."""
+    [task_id] = call("enqueue", "step", "--queue", "audit", *url).ids
+    with Running("worker", "run", "tasks:app", "--grace", "0", *options, *url, cwd=folder) as worker:
+        assert worker.line() == "began"
+        [found] = call("worker", "list", "--json", *url).json["workers"]
+        drained = call("worker", "drain", found["id"], "--by", "ada", *url)
+        assert (drained.code, drained.out) == (0, f"{found['id']}\n")
+        again = call("worker", "drain", found["id"], *url)
+        assert (again.code, again.err) == (0, f"perdure: worker {found['id']} was drained before\n")
+        [asked] = call("worker", "list", "--json", *url).json["workers"]
+        assert (asked["drain_by"], asked["drain"] is None) == ("ada", False)
+        assert worker.process.poll() is None
+        (folder / "go on").touch()
+        assert worker.line() == "began", "the next step, too"
+        (folder / "nothing").touch()
+        waited = call("worker", "drain", found["id"], "--wait", *url)
+        answer = worker.wait()
+    assert answer.code == 0, answer.err
+    assert waited.code == 0 or "no worker" in waited.err, "it may have stopped before"
+    record = task_state(url, task_id)
+    assert (record["state"], record["attempts"], record["crashes"]) == ("succeeded", 1, 0)
+    assert len(re.findall(r"INFO +worker audit-\S+ started", answer.err)) == 1
+    assert "draining: no more tasks are taken" in answer.err
+    assert "starting another" not in answer.err
+
+
+async def test_a_command_can_wait_until_a_drained_worker_has_stopped(
+    settings: Settings, url: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def note(text: str) -> None:
+        assert text == f"worker {worker.id} runs 1 task"
+        loop.call_soon_threadsafe(told.set)
+
+    monkeypatch.setattr("perdure.worker.cli.worker.note", note)
+    app = App("audit", settings=settings)
+    started, end = anyio.Event(), anyio.Event()
+
+    @app.task
+    async def held(ctx: Context) -> None:
+        started.set()
+        await end.wait()
+
+    async with app:
+        handle = await held.enqueue()
+        async with Worker(app) as worker, anyio.create_task_group() as group:
+            group.start_soon(worker.run)
+            await bounded(started.wait())
+            waiting = asyncio.create_task(asyncio.to_thread(call, "worker", "drain", worker.id, "--wait", *url))
+            await bounded(told.wait())
+            assert not waiting.done()
+            end.set()
+        answer = await bounded(waiting)
+        assert (answer.code, answer.out) == (0, f"{worker.id}\n")
+        assert str((await handle.record()).state) == "succeeded"
+
+
+def test_a_worker_that_is_not_registered_cannot_be_drained(url: tuple[str, str]) -> None:
+    answer = call("worker", "drain", "nobody", *url)
+    assert answer.code == 1
+    assert answer.err.startswith("perdure: no worker 'nobody' is registered in namespace")
 
 
 @pytest.mark.parametrize("option", [("--alert", "mail"), ("--processes", "3")])
