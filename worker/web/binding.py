@@ -1,7 +1,8 @@
 """Routes of the operations: inputs of a request, and the response.
 
 A body is read up to a bound, and refused before it is read if its length is declared. A JSON body needs the media type
-`application/json`, so a form of a foreign page cannot send one.
+`application/json`. Where an application finds the user, by a cookie for instance, a page of another origin can change
+nothing: see `check_browser_origin`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from ...queues.errors import PerdureError
 from ...queues.json_form import finite_json
 from ..log import logger
+from .guards import check_browser_origin
 from .operation import OPERATIONS, Call, Download, EventStream, Operation
 from .problems import MEDIA_TYPE, Problem, invalid, problem_of
 from .service import Service
@@ -72,6 +74,8 @@ def _endpoint(service: Service, known: Operation[Any, Any]) -> Any:
 
 
 async def _answer(service: Service, known: Operation[Any, Any], request: Request) -> Response:
+    if service.authenticate is not None:
+        check_browser_origin(request)
     user = await service.user_of(request)
     if user is None and known.roles:
         raise Problem(

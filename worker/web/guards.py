@@ -113,6 +113,29 @@ def check_origin(request: HTTPConnection) -> None:
         )
 
 
+def check_browser_origin(request: HTTPConnection) -> None:
+    """Raise `Problem` if a page of another origin made a browser send a request that may change something.
+
+    A program that is no browser sends neither `Sec-Fetch-Site` nor `Origin`. A request with a bearer token is not
+    checked: a browser does not add one by itself.
+    """
+    if request.scope.get("method") in _SAFE:
+        return
+    if request.headers.get("authorization", "").partition(" ")[0].lower() == "bearer":
+        return
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        allowed = site in ("same-origin", "none")
+    else:
+        allowed = origin is None or urlsplit_netloc(origin) == request.headers.get("host", "").lower()
+    if not allowed:
+        raise Problem(
+            403,
+            "foreign-origin",
+            "a page of another origin must not send this request with the cookies of a user: send a bearer token",
+        )
+
+
 def urlsplit_netloc(origin: str) -> str:
     """Return host and port of an Origin header in lower case; empty if it has none, such as `null`."""
     try:

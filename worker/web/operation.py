@@ -216,6 +216,9 @@ class Operation(Generic[G, R]):
         except Problem as problem:
             self._audit(call, given, "refused", problem.detail)
             raise
+        except BaseException as error:  # it may have done a part; the text may hold data, and is left out
+            self._audit(call, given, "failed", type(error).__name__)
+            raise
         self._audit(call, given, "done")
         return result
 

@@ -52,6 +52,55 @@ async def test_a_refused_change_leaves_an_audit_line(client_of: ClientOf, app: A
     assert any(line.startswith("ada: cancel task unknown: refused: could not find task") for line in log)
 
 
+async def test_a_change_that_fails_unexpectedly_leaves_an_audit_line(
+    client_of: ClientOf, task_id: str, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.queues.handle import TaskHandle
+
+    async def fail(_: TaskHandle[Any]) -> None:
+        raise LookupError("the secret of the database")
+
+    monkeypatch.setattr(TaskHandle, "cancel", fail)
+    assert (await client_of(Role.OPERATOR).post(f"/tasks/{task_id}/cancel")).status_code == 500
+    assert f"ada: cancel task {task_id}: failed: LookupError\n" in log
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"authorization": "Basic YWRhOnB3", "sec-fetch-site": "cross-site"},
+    ],
+    ids=str,
+)
+async def test_a_page_of_another_origin_changes_nothing_with_the_session_of_a_user(
+    api: httpx.AsyncClient, task_id: str, headers: dict[str, str]
+) -> None:
+    for path in (f"/tasks/{task_id}/cancel", "/tasks/cancel", "/dead-letters/purge"):
+        answer = await api.post(path, headers=headers | {"content-type": "text/plain"})
+        assert (answer.status_code, answer.json()["type"]) == (403, "urn:perdure:problem:foreign-origin")
+    assert (await api.get(f"/tasks/{task_id}", headers=headers)).json()["state"] == "queued"
+    assert (await api.get("/jobs")).json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "same-origin"},
+        {"origin": "http://api.test"},
+        {"authorization": "Bearer of-the-application", "sec-fetch-site": "cross-site"},
+    ],
+    ids=str,
+)
+async def test_a_page_of_the_same_origin_and_a_caller_with_a_token_change_tasks(
+    api: httpx.AsyncClient, task_id: str, headers: dict[str, str]
+) -> None:
+    assert (await api.post(f"/tasks/{task_id}/cancel", headers=headers)).status_code == 200
+
+
 async def test_a_producer_sees_no_task_of_another(client_of: ClientOf, task_id: str) -> None:
     for path, method in ((f"/tasks/{task_id}", "GET"), (f"/tasks/{task_id}/cancel", "POST")):
         answer = await client_of(Role.PRODUCER).request(method, path)
