@@ -78,6 +78,20 @@ async def test_an_id_of_another_user_is_refused_without_a_word_about_the_task(sh
     assert answer.json()["items"][0]["problem"]["status"] == 409
 
 
+async def test_a_producer_takes_no_id_that_another_task_will_have(shop: App, client_of: ClientOf) -> None:
+    producer, body = client_of(Role.PRODUCER), {"task": "ship", "args": {"order": 7}}
+    headers = {"Idempotency-Key": "order 7"}
+    theirs = (await client_of(Role.PRODUCER, name="bob").post("/tasks", json=body, headers=headers)).json()["id"]
+    for task_id in (theirs, f"{theirs}-0", "nightly-20270101T000000Z", "nightly-20270101T000000Z-abc"):
+        answer = await producer.post("/tasks", json=body | {"task_id": task_id})
+        assert answer.status_code == 422, task_id
+        assert answer.json()["detail"].startswith("task_id must not look like the id of a scheduled task")
+        answer = await producer.post("/tasks/batch", json={"tasks": [body | {"task_id": task_id}]})
+        assert answer.status_code == 422, task_id
+    again = {"Idempotency-Key": "order 7"}
+    assert (await client_of(Role.PRODUCER, name="bob").post("/tasks", json=body, headers=again)).json()["id"] == theirs
+
+
 @pytest.mark.parametrize(
     ("changed", "detail"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -33,6 +34,9 @@ _MAX_HEADER: Final = 4096
 
 _RESERVED_HEADERS: Final = frozenset({ENQUEUED_BY, "session"})
 """Headers that have a meaning for Perdure itself."""
+
+_TAKEN_LATER: Final = re.compile(r"^key-[0-9a-f]{40}|-[0-9]{8}T[0-9]{6}Z")
+"""Ids of idempotency keys (`_id_of_key`), and of the tasks of schedules (`task_id_of`)."""
 
 _Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 _Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
@@ -117,7 +121,7 @@ async def enqueue_task(call: Call, given: EnqueueInputs) -> EnqueuedTask:
         raise Problem(
             422, "invalid-input", "Idempotency-Key and task_id must not be given together: each names the task"
         )
-    own_id = given.task_id
+    own_id = _chosen_id(call, given)
     if given.idempotency_key is not None:
         own_id = _id_of_key(call.user.name, given.idempotency_key)
     prepared = await _prepare(call, given, own_id)
@@ -135,6 +139,22 @@ async def enqueue_task(call: Call, given: EnqueueInputs) -> EnqueuedTask:
     if handle.existed and handle.id == own_id:
         await _check_own(call, handle)
     return EnqueuedTask(id=handle.id, queue=prepared.queue, existed=handle.existed)
+
+
+def _chosen_id(call: Call, given: TaskInputs) -> str | None:
+    """Return the id that the user has chosen for a task. Raises `Problem`.
+
+    A producer must not take an id before the task that has it: of a planned time of a schedule, which would not run
+    then, or of an idempotency key of another user.
+    """
+    task_id = given.task_id
+    if task_id is not None and not call.user.sees_all and _TAKEN_LATER.search(task_id):
+        raise Problem(
+            422,
+            "invalid-input",
+            f"task_id must not look like the id of a scheduled task or of an idempotency key, got {task_id!r}",
+        )
+    return task_id
 
 
 def _id_of_key(user: str, key: str) -> str:
@@ -270,10 +290,10 @@ async def enqueue_batch(call: Call, given: BatchInputs) -> BatchResult:
 
 
 async def _prepare_item(call: Call, place: int, task: TaskInputs, key: str | None) -> PreparedTask:
-    own_id = task.task_id
-    if own_id is None and key is not None:
-        own_id = f"{_id_of_key(call.user.name, key)}-{place}"
     try:
+        own_id = _chosen_id(call, task)
+        if own_id is None and key is not None:
+            own_id = f"{_id_of_key(call.user.name, key)}-{place}"
         return await _prepare(call, task, own_id)
     except (Problem, PerdureError) as error:
         problem = problem_of(error) if isinstance(error, PerdureError) else error
