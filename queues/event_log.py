@@ -92,6 +92,8 @@ async def read_last_events(
     gateway: Gateway, partition: Partition, task_id: str, limit: int, *, before: str | None = None
 ) -> list[TaskEvent]:
     """Return the last events, or the last before an event id, newest first."""
+    if before == "0-0":  # Redis takes it for no bound
+        return []
     newest = "+" if before is None else f"({before}"
     entries = await _read(gateway, partition, task_id, "XREVRANGE", (newest, "-"), limit)
     return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))

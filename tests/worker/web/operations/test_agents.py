@@ -106,6 +106,7 @@ async def test_the_timeline_has_decisions_with_reasons_in_pages(app: App, get: G
     ]
     assert all(item["reason"] == f"it is near {HOSTILE}" for item in shown if item["type"] == "decided")
     assert sum(page["read"] for page in pages) == pages[0]["of"] == len(await history(handle))
+    assert (await get(handle, "timeline", cursor="0-0"))["items"] == []
 
 
 async def test_a_state_and_the_difference_between_two_with_its_cause(app: App, get: Get) -> None:
