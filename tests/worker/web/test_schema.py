@@ -41,7 +41,7 @@ CHECKS: Final = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-EXAMPLES: Final = 4
+EXAMPLES: Final = 3
 """Requests of each operation and kind, valid and not."""
 
 VALUES: Final = {

@@ -19,7 +19,7 @@ from .tasks import OneTask
 _LAST_EVENT_ID = "Id of the last frame that the client has; browsers send it when they connect again."
 
 
-class EventsInputs(OneTask):
+class FollowInputs(OneTask):
     """A task, and where its events start."""
 
     after: str | None = Field(
@@ -32,7 +32,7 @@ class EventsInputs(OneTask):
 
 
 @operation("GET", "/tasks/{task_id}/events", roles=[Role.VIEWER, Role.PRODUCER])
-async def follow_events(call: Call, given: EventsInputs) -> EventStream:
+async def follow_events(call: Call, given: FollowInputs) -> EventStream:
     """Follow the events of a task as server-sent events, until it has ended.
 
     Each frame has the type of the event, its id, and JSON data with the same fields as in the log. New progress
