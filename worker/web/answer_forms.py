@@ -130,7 +130,7 @@ class InvalidForm(ValueError):
 
 
 def make_form(schema: Mapping[str, Any] | None) -> AnswerForm:
-    """Return the form of answers that fit a schema; a field for JSON if there is none for it."""
+    """Return the form of answers that fit a schema; one field for JSON without a schema."""
     if schema is None:
         return AnswerForm((_whole({}, "json"),))
     definitions = schema.get("$defs")

@@ -59,7 +59,7 @@ class SessionPage(ResultModel):
     next: str | None = Field(description="Cursor of the next page.")
 
 
-class CorrectionView(ResultModel):
+class SessionCorrectionView(ResultModel):
     """A correction of the state that waits for the next turn. changes: new values by path."""
 
     id: str
@@ -72,7 +72,7 @@ class SessionDetail(ResultModel):
 
     session: SessionView
     state: dict[str, Any] | None = Field(description="Null before the first turn has ended.")
-    corrections: list[CorrectionView] = Field(description="Corrections that wait for the next turn.")
+    corrections: list[SessionCorrectionView] = Field(description="Corrections that wait for the next turn.")
     problem: str | None = Field(description="Why state or corrections cannot be read.")
 
 
@@ -198,7 +198,7 @@ async def show_session(call: Call, given: OneSession) -> SessionDetail:
     """Return a session with the state that its last turn left."""
     record = await _find(call, given)
     content = session_content(record)
-    corrections = [CorrectionView(**correction) for correction in content["corrections"]]
+    corrections = [SessionCorrectionView(**correction) for correction in content["corrections"]]
     return SessionDetail(
         session=_view(record), state=content["state"], corrections=corrections, problem=content.get("problem")
     )

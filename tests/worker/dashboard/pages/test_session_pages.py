@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import orjson
 import pytest_asyncio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry
 from perdure.web import Role
+from perdure.worker.dashboard.application import application
+from perdure.worker.web.service import Service
 from playwright.async_api import expect
 
 from tests.support.browser import check_accessible, screenshot
 from tests.support.hostile_text import ALL_HOSTILE, assert_harmless, assert_nothing_ran
 from tests.support.workers import running_worker, work_off
-from tests.worker.dashboard.conftest import BrowserPage, Visit
+from tests.worker.dashboard.conftest import SECRET, BrowserPage, Visit, user_of
 from tests.worker.dashboard.pages.test_questions_pages import hidden_fields
 
 
@@ -142,6 +145,19 @@ async def test_only_an_admin_forgets_a_session_after_a_confirmation(visit: Visit
     assert (await visit(path, Role.ADMIN, form={})).headers["location"] == "/sub/sessions"
     assert (await visit(path, Role.ADMIN, form={})).status_code == 404
     assert (await visit("/sessions/concierge?session=ada", Role.VIEWER)).status_code == 404
+
+
+async def test_a_head_request_does_nothing(concierge: App) -> None:
+    """HEAD is allowed where GET is, and is sent without a check of its origin."""
+    session = concierge.session(Concierge, "ada")
+    await session.send("one")
+    site = application(Service(concierge, authenticate=user_of, secret=SECRET), actions=True)
+    headers = {"x-user": "ada", "x-roles": "admin"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(site), base_url="http://dashboard.test", headers=headers
+    ) as client:
+        assert (await client.head("/sessions/concierge/forget?session=ada")).status_code == 200
+    assert (await session.record()).sent == 1
 
 
 async def test_odd_addresses_are_problems(visit: Visit, concierge: App) -> None:
