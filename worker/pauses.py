@@ -97,7 +97,7 @@ async def pause(producer: Producer, rule: PauseRule) -> PauseOutcome:
 
 
 async def resume(producer: Producer, rule: PauseRule) -> ResumeOutcome | None:
-    """End the pause with the queue, task and conditions of a rule; return None if there is none."""
+    """End the pause with the queue, task and conditions of a rule; return None without such a pause."""
     removed = await PauseStore(producer.gateway, producer.namespace).remove(rule)
     if removed is None:
         return None

@@ -212,7 +212,7 @@ class BudgetStore:
         """Return the ledger of a task, of a named budget without keys, or of `NAME:KEY`.
 
         Raises:
-            BudgetNotFound: There is none, or the budget has several keys, which the text names.
+            BudgetNotFound: Nothing was charged to it yet, or it has several keys, which the text names.
         """
         found = await self.load(which)
         if found is not None:

@@ -37,7 +37,7 @@ class InvalidSchedule(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChange:
-    """What an operator sets of a schedule; None leaves it as it is.
+    """New values of a schedule; None leaves one as it is.
 
     Attributes:
         cron, tz, every: Its times; `every` in seconds.

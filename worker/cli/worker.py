@@ -372,7 +372,7 @@ async def drain(
 
 async def _wait_stopped(producer: Producer, workers: set[str]) -> None:
     """Return when none of these workers is registered any more. Raises `Failed` for one that is lost."""
-    told: dict[str, int] = {}
+    noted: dict[str, int] = {}
     while True:
         left = [info for info in await list_workers(producer.gateway, producer.namespace) if info.id in workers]
         if not left:
@@ -381,8 +381,8 @@ async def _wait_stopped(producer: Producer, workers: set[str]) -> None:
             if info.presumed_dead:
                 silent = f"its last report was {duration(info.seen)} ago"
                 raise Failed(f"worker {info.id} did not stop: {silent}; see 'perdure worker health {info.id}'")
-            if info.draining and told.get(info.id) != info.in_flight:  # it has registered since
-                told[info.id] = info.in_flight
+            if info.draining and noted.get(info.id) != info.in_flight:  # it has registered since
+                noted[info.id] = info.in_flight
                 note(f"worker {info.id} runs {counted(info.in_flight, 'task')}")
         await anyio.sleep(_POLL)
 

@@ -352,12 +352,12 @@ def test_a_drained_worker_finishes_its_task_and_its_process_ends_with_0(
 async def test_a_command_can_wait_until_a_drained_worker_has_stopped(
     settings: Settings, url: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = asyncio.Event()
+    noted = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def note(text: str) -> None:
         assert text == f"worker {worker.id} runs 1 task"
-        loop.call_soon_threadsafe(told.set)
+        loop.call_soon_threadsafe(noted.set)
 
     monkeypatch.setattr("perdure.worker.cli.worker.note", note)
     app = App("audit", settings=settings)
@@ -374,7 +374,7 @@ async def test_a_command_can_wait_until_a_drained_worker_has_stopped(
             group.start_soon(worker.run)
             await bounded(started.wait())
             waiting = asyncio.create_task(asyncio.to_thread(call, "worker", "drain", worker.id, "--wait", *url))
-            await bounded(told.wait())
+            await bounded(noted.wait())
             assert not waiting.done()
             end.set()
         answer = await bounded(waiting)

@@ -58,7 +58,7 @@ async def raise_one_budget(request: PageRequest) -> Action:
     found = await _read(request)
     fields = [FormField(unit, _LABELS[unit][0], help=_LABELS[unit][1]) for unit in _LABELS if unit in found.limits]
     return Action(
-        f"Amounts are added to budget {_name(found)}, and the tasks that wait for it go on. "
+        f"Amounts are added to budget {_name(found)}, and the tasks that wait for it continue. "
         f"Spent now: {_spent(found)}.",
         button="Raise",
         fields=[*fields, FormField("revision", "Revision", "hidden", found.revision)],
@@ -73,7 +73,7 @@ async def reset_one_budget(request: PageRequest) -> Action:
     found = await _read(request)
     return Action(
         f"Budget {_name(found)} begins again: nothing counts as spent, raises are forgotten, and the tasks that wait "
-        f"for it go on. Spent now: {_spent(found)}.",
+        f"for it continue. Spent now: {_spent(found)}.",
         button="Reset",
         fields=[FormField("revision", "Revision", "hidden", found.revision)],
         done=f"Budget {_name(found)} begins again.",

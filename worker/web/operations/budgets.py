@@ -22,7 +22,7 @@ Amounts = dict[str, int | float]
 
 
 class BudgetView(ResultModel):
-    """What was spent of a budget: tokens, dollars, steps, seconds."""
+    """Amounts of a budget: tokens, dollars, steps, seconds."""
 
     ledger: str = Field(description="`NAME:KEY` of a named budget, or the id of the task.")
     name: str | None = Field(description="Name of the budget; null for the budget of one task.")
@@ -106,8 +106,8 @@ class RaiseBudget(OneBudget):
 async def raise_budget(call: Call, given: RaiseBudget) -> BudgetView:
     """Add amounts to a budget, and wake the tasks that wait for it.
 
-    In a budget with a window they are for the current one. A task that waits for an operator goes on, as if its
-    question had been answered.
+    In a budget with a window they are for the current one. A task that waits for an operator continues, as if
+    its question had been answered.
     """
     amounts: dict[str, int] = {}
     for unit in UNITS:
@@ -141,7 +141,7 @@ class ResetBudget(OneBudget):
 async def reset_budget(call: Call, given: ResetBudget) -> BudgetView:
     """Let a budget begin again: nothing counts as spent, and raises are forgotten.
 
-    What was spent is kept as a total. Tasks that wait for the budget go on.
+    What was spent is kept as a total. Tasks that wait for the budget continue.
     """
     ledger = await _store(call).find(given.budget)
     done = await _store(call).raise_(ledger.ledger, {}, number=given.revision, by=call.user.name, again=True)

@@ -210,7 +210,7 @@ async def find_worker(call: Call, worker_id: str) -> WorkerInfo:
     """Return a registered worker.
 
     Raises:
-        Problem: There is none of this id.
+        Problem: No worker of this id is registered.
     """
     registered = await observed_workers(call.producer.gateway, call.producer.namespace)
     found = next((info for info in registered if info.id == worker_id), None)

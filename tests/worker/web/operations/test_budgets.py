@@ -69,7 +69,7 @@ async def test_a_raise_that_names_its_revision_is_made_once(client_of: ClientOf)
         ({"tokens": 5}, "tokens", "does not limit tokens; it limits usd, steps"),
     ],
 )
-async def test_a_bad_amount_is_told_beside_its_field(
+async def test_a_bad_amount_is_shown_beside_its_field(
     api: httpx.AsyncClient, body: dict[str, object], where: str, message: str
 ) -> None:
     answer = await api.post(f"/budgets/{LEDGER}/raise", json=body)

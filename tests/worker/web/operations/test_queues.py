@@ -71,7 +71,7 @@ async def test_tasks_with_certain_arguments_are_paused(app: App, api: httpx.Asyn
         ({"where": ["password=x"]}, "where", "argument 'password' of task 'login' is secret"),
     ],
 )
-async def test_a_bad_pause_is_told_beside_its_field(
+async def test_a_bad_pause_is_shown_beside_its_field(
     app: App, api: httpx.AsyncClient, body: dict[str, object], where: str, message: str
 ) -> None:
     @app.task

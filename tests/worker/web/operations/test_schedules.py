@@ -136,7 +136,7 @@ async def test_secret_arguments_are_masked_and_kept_by_an_edit(shop: App, api: h
         ({"arguments": [1]}, "arguments", "dictionary"),
     ],
 )
-async def test_a_bad_input_is_told_beside_its_field(
+async def test_a_bad_input_is_shown_beside_its_field(
     shop: App, api: httpx.AsyncClient, change: dict[str, object], where: str, message: str
 ) -> None:
     body = {name: value for name, value in (WEEKLY | change).items() if value is not None}
@@ -163,7 +163,7 @@ async def test_a_bad_input_is_told_beside_its_field(
         ("PATCH", "/schedules/coded", {}, 422, "give what is to change"),
     ],
 )
-async def test_what_cannot_be_done_is_told_and_changes_nothing(
+async def test_what_cannot_be_done_is_refused_and_changes_nothing(
     shop: App, api: httpx.AsyncClient, method: str, path: str, body: object, status: int, detail: str
 ) -> None:
     before = (await api.get("/schedules")).json()["items"]
