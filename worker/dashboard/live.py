@@ -40,7 +40,7 @@ _PING: Final = 15
 _SEND_TIMEOUT: Final = 30
 """Seconds after which a client that does not read is left."""
 
-_TIME = re.compile(r">[^<]*</time>")
+_TIME = re.compile(r">[^<>]{0,100}</time>")
 
 
 def live_part(text: str) -> str:

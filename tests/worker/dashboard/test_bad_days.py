@@ -57,7 +57,7 @@ async def test_pages_say_that_redis_is_away(url: str, own_server: RedisServer) -
         assert (await client.get(f"{url}/sign-in")).status_code == 404, "what needs no Redis is served"
 
 
-async def test_an_open_page_says_that_redis_is_away_and_goes_on(
+async def test_an_open_page_says_that_redis_is_away_and_continues(
     browser: Browser, url: str, own_server: RedisServer
 ) -> None:
     context = await browser.new_context()
