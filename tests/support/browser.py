@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from axe_playwright_python.base import AXE_FILE_PATH  # type: ignore[import-untyped]
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from tests.support.paths import ROOT
 
@@ -23,6 +23,8 @@ IMAGES: Final = ROOT / "docs" / "images" / "dashboard"
 
 _DESK: Final = {"width": 1280, "height": 800}
 _PHONE: Final = {"width": 390, "height": 844}
+
+expect.set_options(timeout=60_000)  # ends a failing test only; the machine may be loaded
 
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 
@@ -65,7 +67,7 @@ class Watched:
 async def watched_page(context: BrowserContext) -> AsyncIterator[Watched]:
     """Open a page, and watch its console."""
     page = await context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     watched = Watched(page)
     page.on("pageerror", lambda error: watched.reports.append(f"error: {error}"))
     page.on("dialog", lambda dialog: watched.reports.append(f"dialog: {dialog.message}"))

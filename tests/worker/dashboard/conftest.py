@@ -27,6 +27,7 @@ import pytest_asyncio
 import uvicorn
 from perdure import App
 from perdure.web import Role, User
+from perdure.worker.dashboard import live
 from perdure.worker.dashboard.application import application, load_pages
 from perdure.worker.dashboard.page import PAGES
 from perdure.worker.settings import Settings
@@ -64,6 +65,12 @@ def keep_screenshots(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -
     """Keep the variable that asks for screenshots."""
     for name, value in KEPT_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(autouse=True)
+def steady_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Update open pages once a second on a loaded machine too, where reading one takes long."""
+    monkeypatch.setattr(live, "_SHARE", 0)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

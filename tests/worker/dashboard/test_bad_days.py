@@ -63,14 +63,13 @@ async def test_an_open_page_says_that_redis_is_away_and_continues(
     context = await browser.new_context()
     async with watched_page(context) as watched:
         page = watched.page
-        page.set_default_timeout(60_000)
         await page.goto(url)
         await expect(page.get_by_role("rowheader", name="files")).to_be_visible()
         own_server.kill()
-        await expect(page.get_by_text("Not up to date")).to_be_visible(timeout=60_000)
+        await expect(page.get_by_text("Not up to date")).to_be_visible()
         await expect(page.get_by_role("rowheader", name="files")).to_be_visible()
         own_server.start()
-        await expect(page.get_by_text("Not up to date")).to_have_count(0, timeout=60_000)
+        await expect(page.get_by_text("Not up to date")).to_have_count(0)
         assert not watched.unexpected()
     await context.close()
 

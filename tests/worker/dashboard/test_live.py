@@ -22,7 +22,6 @@ from .conftest import BrowserPage, Visit
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let updates follow each other without a pause."""
     monkeypatch.setattr(live, "INTERVAL", 0.01)
-    monkeypatch.setattr(live, "_SHARE", 0)
 
 
 def page(text: str) -> Html:
