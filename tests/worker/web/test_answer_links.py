@@ -49,6 +49,7 @@ async def test_a_link_answers_once_in_the_name_of_its_person(
     task_id = await ask()
     made = await make_link(client_of, task_id)
     assert made["url"] == f"http://api.test/answer/{made['link']}"
+    assert not made["link"].startswith("."), "proxies refuse such a path"
     anyone = client_of()
     shown = (await anyone.get("/answer-links", params={"link": made["link"]})).json()
     assert (shown["person"], shown["made_by"]) == ("carol@example.com", "eve")

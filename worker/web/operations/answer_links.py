@@ -37,6 +37,9 @@ _DAY: Final = 86_400
 _MAX_LENGTH: Final = 4096
 """Most characters of a link's signed part."""
 
+_MARK: Final = "q"
+"""First letter of the signed part, which may start with a dot: proxies refuse a path such as `/answer/.abc`."""
+
 Person = Annotated[
     str,
     Field(
@@ -108,7 +111,7 @@ class _Signed(NamedTuple):
     def read(cls, call: Call, link: str) -> Self:
         """Return the content of a link. Raises `Problem` if it was not signed with the secret of the service."""
         try:
-            fields = _serializer(call).loads(link)
+            fields = _serializer(call).loads(link.removeprefix(_MARK))
             queue, task_id, wait, question, person, made_by, expires_at, nonce = fields
         except (BadSignature, ValueError, TypeError):
             raise Problem(
@@ -160,7 +163,7 @@ async def make_answer_link(call: Call, given: MakeAnswerLink) -> AnswerLinkView:
         await call.now() + given.seconds * 1000,
         secrets.token_urlsafe(9),
     )
-    link = str(serializer.dumps(list(signed)))
+    link = f"{_MARK}{serializer.dumps(list(signed))}"
     return AnswerLinkView(
         url=f"{call.base}/answer/{link}",
         link=link,
