@@ -21,7 +21,6 @@ from ...queues.stream_items import INTERNAL, decode_item, entry_id, key_digest, 
 from ...queues.transport.gateway import Gateway
 from .run import Run
 from .spent import Spent
-from .steps.current import CURRENT_STEP
 
 PROMPTS: Final = f"{INTERNAL}prompts"
 """Stream of the prompts of an agent: see worker/agents/context/recorded.py."""
@@ -159,12 +158,18 @@ def _dollars(text: object) -> Decimal | None:
     return found
 
 
-async def record_charge(run: Run, spent: Spent, amounts: Mapping[str, int]) -> None:
-    """Record what a call has cost. amounts: what was charged, as budgets count it."""
-    step, usage = CURRENT_STEP.get(), spent.usage
+async def record_charge(run: Run, spent: Spent, amounts: Mapping[str, int], *, step: str = "", tries: int = 1) -> None:
+    """Record what a call has cost.
+
+    Args:
+        amounts: What was charged, as budgets count it.
+        step: Key of the step that made the call; empty outside of steps.
+        tries: Number of the step's try.
+    """
+    usage = spent.usage
     charge = Charge(
-        "" if step is None else step.key,
-        1 if step is None else step.attempt,
+        step,
+        tries,
         run.history.counters.attempts + 1,
         amounts.get("tokens"),
         usage.input_tokens,

@@ -288,7 +288,9 @@ class RunSpending:
                 unknown = error
         if in_step:
             await self.charge(amounts)
-            await record_charge(self._run, spent, amounts)
+            step = CURRENT_STEP.get()
+            key, tries = ("", 1) if step is None else (step.key, step.attempt)
+            await record_charge(self._run, spent, amounts, step=key, tries=tries)
         else:
             await self._charge_once(spent, amounts)
         if unknown is not None:  # after the tokens are charged

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from ...web.binding import download_response
 from ...web.operations.agents import (
-    AgentTask,
     OneArtifact,
     OneFinding,
     OnePrompt,
@@ -39,6 +38,7 @@ from ...web.operations.agents import (
     show_timeline,
 )
 from ...web.operations.task_details import TaskDetails
+from ...web.operations.tasks import OneTask
 from ...web.problems import Problem
 from ..actions import Action, FormField, action
 from ..page import Html, PageRequest, page
@@ -86,7 +86,7 @@ async def agent_handoff(request: PageRequest, shown: TaskDetails) -> Html:
 @task_tab("/tasks/{task_id}/plan", "Plan", order=41)
 async def agent_plan(request: PageRequest, shown: TaskDetails) -> Html:
     """Show the plan of a task with its progress."""
-    found = await show_plan(request.call, _own(request, AgentTask))
+    found = await show_plan(request.call, _own(request, OneTask))
     listed = found.steps[-_ROWS:]
     return _tab(request, "agent_plan.html", shown, found=found, listed=listed)
 
@@ -186,21 +186,21 @@ def _shown_message(number: int, message: Mapping[str, Any]) -> ShownMessage:
 @task_tab("/tasks/{task_id}/costs", "Cost", order=45)
 async def agent_costs(request: PageRequest, shown: TaskDetails) -> Html:
     """Show what a task has spent, by step and attempt."""
-    found = await show_costs(request.call, _own(request, AgentTask))
+    found = await show_costs(request.call, _own(request, OneTask))
     return _tab(request, "agent_costs.html", shown, found=found, listed=found.steps[-_ROWS:])
 
 
 @task_tab("/tasks/{task_id}/findings", "Coherence", order=46, when=_is_agent)
 async def agent_findings(request: PageRequest, shown: TaskDetails) -> Html:
     """Show what the coherence checks have found."""
-    found = await list_findings(request.call, _own(request, AgentTask))
+    found = await list_findings(request.call, _own(request, OneTask))
     return _tab(request, "agent_findings.html", shown, found=found, listed=found.items[:_ROWS])
 
 
 @task_tab("/tasks/{task_id}/identity", "Identity", order=47, when=_is_agent)
 async def agent_identity(request: PageRequest, shown: TaskDetails) -> Html:
     """Show the identity of an agent, its resumes, and the memories that it used."""
-    given = _own(request, AgentTask)
+    given = _own(request, OneTask)
     found, memories = await show_agent_identity(request.call, given), await list_used_memories(request.call, given)
     return _tab(request, "agent_identity.html", shown, found=found, memories=memories, rows=_ROWS)
 
@@ -208,7 +208,7 @@ async def agent_identity(request: PageRequest, shown: TaskDetails) -> Html:
 @task_tab("/tasks/{task_id}/artifacts", "Artifacts", order=48)
 async def agent_artifacts(request: PageRequest, shown: TaskDetails) -> Html:
     """List the artifacts of a task."""
-    found = await list_artifacts(request.call, _own(request, AgentTask))
+    found = await list_artifacts(request.call, _own(request, OneTask))
     return _tab(request, "agent_artifacts.html", shown, found=found, listed=found.items[:_ROWS])
 
 
@@ -225,7 +225,7 @@ async def agent_artifact(request: PageRequest) -> Response:
 async def agent_dismiss(request: PageRequest) -> Action:
     """Dismiss a finding of a coherence check."""
     given = _own(request, OneFinding)
-    found = await list_findings(request.call, AgentTask(task_id=given.task_id, queue=given.queue))
+    found = await list_findings(request.call, OneTask(task_id=given.task_id, queue=given.queue))
     finding = next((one for one in found.items if one.event == given.event), None)
     what = f"event {given.event}" if finding is None else f"{finding.check}: {finding.detail}"
     return Action(
@@ -240,7 +240,7 @@ async def agent_dismiss(request: PageRequest) -> Action:
 @action("/tasks/{task_id}/correct", correct_state, title="Correct the state", nav="Tasks")
 async def agent_correct(request: PageRequest) -> Action:
     """Correct fields of an agent's state."""
-    given = _own(request, AgentTask)
+    given = _own(request, OneTask)
     path = request.query.get("path", [""])[-1]
     wanted = WantedState.model_validate(given.model_dump() | {"skip_unreadable": True})
     found = await show_state(request.call, wanted)

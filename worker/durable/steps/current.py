@@ -159,7 +159,7 @@ class Step(InFlight):
         await run.check_stopped()
         if run.spending is not None:
             return await run.spending.spend(spent, in_step=True)
-        await record_charge(run, spent, spent.amounts)
+        await record_charge(run, spent, spent.amounts, step=self.key, tries=self.attempt)
         return BudgetLeft()
 
     async def save(self, value: Any) -> None:

@@ -46,17 +46,10 @@ from ...errors import BadHistory, IdentityError
 from ...memory.task_memory import CITED_MEMORIES, cited_memories
 from ...settings import Settings, load_settings
 from ...shown_events import event_sentence, event_step
-from ..operation import MAX_LIMIT, Call, Download, Inputs, QueueText, ResultModel, TaskIdText, operation
+from ..operation import MAX_LIMIT, Call, Download, ResultModel, operation
 from ..problems import Problem
 from ..users import Role
-
-
-class AgentTask(Inputs):
-    """A task by its id."""
-
-    task_id: TaskIdText
-    queue: QueueText | None = Field(None, description="Queue of the task, if several queues have one of this id.")
-
+from .tasks import OneTask
 
 EventNumber = Annotated[int, Field(ge=0, lt=10**15)]
 
@@ -67,7 +60,7 @@ _UNREADABLE: Final = 100
 # handoff
 
 
-class WantedHandoff(AgentTask):
+class WantedHandoff(OneTask):
     """A handoff document, and its length."""
 
     budget: int = Field(HANDOFF_TOKENS, ge=1, le=100_000, description="Greatest length in tokens (estimated).")
@@ -156,7 +149,7 @@ class PlanView(ResultModel):
 
 
 @operation("GET", "/tasks/{task_id}/plan", roles=[Role.VIEWER])
-async def show_plan(call: Call, given: AgentTask) -> PlanView:
+async def show_plan(call: Call, given: OneTask) -> PlanView:
     """Return the plan of a task with its progress."""
     handle = await call.find(given.task_id, given.queue)
     tail = await read_log_tail(call.producer.gateway, handle.partition, handle.id)
@@ -226,7 +219,7 @@ def _plan_step(step: Mapping[str, Any], results: Any) -> PlanStepView:
     )
 
 
-class WantedPlanStep(AgentTask):
+class WantedPlanStep(OneTask):
     """A step of a plan."""
 
     key: str = Field(min_length=1, max_length=1000, description="Key of the step.")
@@ -281,7 +274,7 @@ TOLD: Final = frozenset(
 """Types of events in the timeline of an agent; the list of events has the others."""
 
 
-class WantedTimeline(AgentTask):
+class WantedTimeline(OneTask):
     """A page of the timeline, the newest event first."""
 
     limit: int = Field(50, ge=1, le=MAX_LIMIT, description="Events that are read at most; all types count.")
@@ -354,7 +347,7 @@ def timeline_event(event: TaskEvent) -> TimelineEvent:
 # state
 
 
-class WantedState(AgentTask):
+class WantedState(OneTask):
     """A state, or the difference between two."""
 
     at: EventNumber | None = Field(None, description="Number of the event after which the state is; the latest.")
@@ -440,7 +433,7 @@ async def _past(call: Call, handle: TaskHandle[Any], at: int | None, *, lenient:
 # prompts
 
 
-class WantedPrompts(AgentTask):
+class WantedPrompts(OneTask):
     """A page of prompts, the latest first."""
 
     limit: int = Field(20, ge=1, le=100, description="Most prompts of the page.")
@@ -508,7 +501,7 @@ def _head_fields(head: PromptHead) -> dict[str, Any]:
     return head.model_dump(exclude={"v", "stable"}) | {"total": sum(head.tokens.values())}
 
 
-class OnePrompt(AgentTask):
+class OnePrompt(OneTask):
     """A prompt by its number."""
 
     number: int = Field(ge=1, lt=10**15, description="Number of the prompt.")
@@ -566,7 +559,7 @@ class CostView(ResultModel):
 
 
 @operation("GET", "/tasks/{task_id}/costs", roles=[Role.VIEWER])
-async def show_costs(call: Call, given: AgentTask) -> CostView:
+async def show_costs(call: Call, given: OneTask) -> CostView:
     """Return what a task has spent, by step and attempt, from its calls of `spend`."""
     handle = await call.find(given.task_id, given.queue)
     gateway = call.producer.gateway
@@ -634,7 +627,7 @@ class FindingList(ResultModel):
 
 
 @operation("GET", "/tasks/{task_id}/findings", roles=[Role.VIEWER])
-async def list_findings(call: Call, given: AgentTask) -> FindingList:
+async def list_findings(call: Call, given: OneTask) -> FindingList:
     """List the findings of the coherence checks that hold."""
     handle = await call.find(given.task_id, given.queue)
     gateway = call.producer.gateway
@@ -659,7 +652,7 @@ async def list_findings(call: Call, given: AgentTask) -> FindingList:
     )
 
 
-class OneFinding(AgentTask):
+class OneFinding(OneTask):
     """A finding by the number of its event."""
 
     event: int = Field(ge=1, lt=10**15, description="Number of the event of the finding.")
@@ -691,7 +684,7 @@ async def dismiss_finding(call: Call, given: OneFinding) -> DismissedFinding:
 # corrections
 
 
-class CorrectState(AgentTask):
+class CorrectState(OneTask):
     """Other values for fields of an agent's state."""
 
     changes: dict[Annotated[str, Field(min_length=1, max_length=1000)], Any] = Field(
@@ -711,7 +704,7 @@ class CorrectionPreview(ResultModel):
     changes: list[StateChange]
 
 
-class CorrectionView(ResultModel):
+class SentCorrection(ResultModel):
     """A correction that was sent."""
 
     id: str
@@ -740,7 +733,7 @@ async def _preview(call: Call, handle: TaskHandle[Any], given: CorrectState) -> 
 
 
 @operation("POST", "/tasks/{task_id}/corrections", roles=[Role.OPERATOR], changes=True)
-async def correct_state(call: Call, given: CorrectState) -> CorrectionView:
+async def correct_state(call: Call, given: CorrectState) -> SentCorrection:
     """Correct the state of an agent.
 
     The agent applies all values, or none, before its next step. The event `corrected` or `correction_refused` says
@@ -751,7 +744,7 @@ async def correct_state(call: Call, given: CorrectState) -> CorrectionView:
         raise Problem(422, "invalid-input", "give at least one change, or confirm: true")
     await _preview(call, handle, given)
     sent = await handle.correct(given.changes, by=call.user.name, message_id=given.message_id, confirm=given.confirm)
-    return CorrectionView(id=sent.task_id, number=sent.number, state=str(sent.state))
+    return SentCorrection(id=sent.task_id, number=sent.number, state=str(sent.state))
 
 
 # identity, resumes and memories
@@ -793,7 +786,7 @@ class IdentityPage(ResultModel):
 
 
 @operation("GET", "/tasks/{task_id}/identity", roles=[Role.VIEWER])
-async def show_agent_identity(call: Call, given: AgentTask) -> IdentityPage:
+async def show_agent_identity(call: Call, given: OneTask) -> IdentityPage:
     """Return the identity that an agent has read, and the resumes of the task.
 
     The latest 1,000 events of the log are searched.
@@ -866,7 +859,7 @@ class MemoriesView(ResultModel):
 
 
 @operation("GET", "/tasks/{task_id}/memories", roles=[Role.VIEWER])
-async def list_used_memories(call: Call, given: AgentTask) -> MemoriesView:
+async def list_used_memories(call: Call, given: OneTask) -> MemoriesView:
     """List the memories that a task has used: in its prompts, and by its tools."""
     handle = await call.find(given.task_id, given.queue)
     place = (call.producer.gateway, handle.partition, handle.id)
@@ -909,7 +902,7 @@ class ArtifactList(ResultModel):
 
 
 @operation("GET", "/tasks/{task_id}/artifacts", roles=[Role.VIEWER])
-async def list_artifacts(call: Call, given: AgentTask) -> ArtifactList:
+async def list_artifacts(call: Call, given: OneTask) -> ArtifactList:
     """List the artifacts of a task, the latest of each name."""
     handle = await call.find(given.task_id, given.queue)
     damaged: list[str] = []
@@ -921,7 +914,7 @@ def _artifact_view(link: ArtifactLink) -> ArtifactView:
     return ArtifactView(name=link.name, size=link.size, media_type=link.media_type, hash=link.hash, event=link.n)
 
 
-class OneArtifact(AgentTask):
+class OneArtifact(OneTask):
     """An artifact by its name."""
 
     name: str = Field(min_length=1, max_length=255, description="Name of the artifact.")
