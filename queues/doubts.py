@@ -180,11 +180,21 @@ async def read_doubts(gateway: Gateway, partition: Partition, task_id: str) -> l
 
 
 async def resolve_step(
-    gateway: Gateway, partition: Partition, task_id: str, step: str, resolution: Resolution, *, limit: int
+    gateway: Gateway,
+    partition: Partition,
+    task_id: str,
+    step: str,
+    resolution: Resolution,
+    *,
+    limit: int,
+    replaces: Decision | Literal["none"] | None = None,
 ) -> State:
     """Store a decision, with an event, and return the state of the task. See `TaskHandle.resolve_step`.
 
     The script stores it only if the task is still as it was when the doubt was read.
+
+    Args:
+        replaces: The decision that the person has seen; another one is kept, and `CannotResolve` raised. Default: any.
     """
     check_size(f"the decision about step {step!r} of task {task_id}", len(resolution.text.encode()), limit)
     for _ in range(_TRIES):
@@ -199,6 +209,10 @@ async def resolve_step(
         intents = await _read_intents(gateway, partition, task_id)
         failure = record.error if record.state is State.DEAD else None
         _check_open(task_id, step, intents, failure or {})
+        former = resolution_in(intents[step])
+        if replaces is not None and replaces != ("none" if former is None else former.decision):
+            who = former.by if former is not None and former.by else "another person"
+            raise CannotResolve(task_id, step, f"{who} has decided meanwhile: {former.decision if former else 'none'}")
         stored = _decoded(intents[step])
         intent = encode_intent(str(stored.get("h", "")), str(stored.get("a", "")), resolution)
         event: dict[str, Any] = {"step": step, "decision": resolution.decision, "by": resolution.by}

@@ -135,13 +135,14 @@ async def task_resolve(request: PageRequest) -> Action:
     called = f"{step}({doubts[0].arguments})" if doubts else step
 
     def read(given: dict[str, Any]) -> Mapping[str, Any]:
+        seen = {"replaces": given.get("replaces")}
         match given.get("decision"):
             case "result":
-                return {"result": given.get("result")}
+                return seen | {"result": given.get("result")}
             case "failed":
-                return {"failed": given.get("failed", "")}
+                return seen | {"failed": given.get("failed", "")}
             case _:
-                return {"run_again": True}
+                return seen | {"run_again": True}
 
     return Action(
         f"Step {called[:1000]} of task {details.task.id} was cut off, and may have acted. Find out whether it did. "
@@ -152,6 +153,7 @@ async def task_resolve(request: PageRequest) -> Action:
             FormField("decision", "Decision", "choice", "result", _DECISIONS, required=True),
             FormField("result", "Result as JSON", "json", help="If it happened: the value that the step returns."),
             FormField("failed", "Text of the failure", help="If it failed."),
+            FormField("replaces", "", "hidden", (doubts[0].decision if doubts else None) or "none"),
         ],
         then=back,
         done=f"The decision about step {step} is stored.",

@@ -8,7 +8,10 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
+from pydantic_core import to_json
 
+from ....queues.doubts import Decision, Resolution
+from ....queues.doubts import resolve_step as store_decision
 from ....queues.envelope import check_own_id, readable_envelope, shown_data
 from ....queues.errors import DecryptionError, LargeValueLost
 from ....queues.event_log import TaskEvent, read_last_events, walk_events
@@ -543,6 +546,11 @@ class ResolveStep(OneTask):
     result: JsonValue = Field(None, description="It happened: the step returns this value, which may be null.")
     failed: str | None = Field(None, min_length=1, description="It failed: the step raises an error with this text.")
     run_again: bool = Field(False, description="It did not happen: the step is called again.")
+    replaces: Literal["none", "result", "failed", "run_again"] | None = Field(
+        None,
+        description="Decision that the caller has seen: if another one is stored, it is kept, and this one refused. "
+        "Default: any is replaced.",
+    )
 
 
 class ResolvedView(ResultModel):
@@ -550,8 +558,8 @@ class ResolvedView(ResultModel):
 
     id: str
     step: str
-    decision: Literal["result", "failed", "run_again"]
-    state: str = Field(description="State of the task. A dead letter reads the decision after a replay.")
+    decision: Decision
+    state: State = Field(description="State of the task. A dead letter reads the decision after a replay.")
 
 
 @operation("POST", "/tasks/{task_id}/resolve", roles=[Role.APPROVER, Role.OPERATOR], changes=True)
@@ -565,8 +573,16 @@ async def resolve_step(call: Call, given: ResolveStep) -> ResolvedView:
     if has_result + (given.failed is not None) + given.run_again != 1:
         raise Problem(422, "invalid-input", "give exactly one of result, failed and run_again")
     handle = await call.find(given.task_id, given.queue)
-    decision: dict[str, Any] = {"run_again": True} if given.run_again else {"failed": given.failed}
-    if has_result:
-        decision = {"result": given.result}
-    state: State = await handle.resolve_step(given.step, **decision, by=call.user.name)
-    return ResolvedView(id=handle.id, step=given.step, decision=next(iter(decision)), state=str(state))  # type: ignore[arg-type]
+    decision: Decision = "result" if has_result else "failed" if given.failed is not None else "run_again"
+    text = to_json(given.result).decode() if has_result else given.failed or ""
+    producer, found = call.producer, Resolution(decision, text, call.user.name)
+    state = await store_decision(
+        producer.gateway,
+        handle.partition,
+        handle.id,
+        given.step,
+        found,
+        limit=producer.payload_limit,
+        replaces=given.replaces,
+    )
+    return ResolvedView(id=handle.id, step=given.step, decision=decision, state=state)

@@ -149,9 +149,16 @@ async def test_a_decision_about_a_doubt(app: App, visit: Visit) -> None:
     await app.producer.gateway.command("HSET", handle.partition.steps(handle.id), "i:pay/card", intent)
     assert "Steps in doubt" in (await visit(f"/tasks/{handle.id}", Role.APPROVER)).text
     path = f"/tasks/{handle.id}/resolve?step=pay%2Fcard"
-    assert "order 17" in (await visit(path, Role.APPROVER)).text
-    answer = await visit(path, Role.APPROVER, form={"decision": "result", "result": "null"})
+    shown = (await visit(path, Role.APPROVER)).text
+    assert "order 17" in shown
+    assert 'name="replaces" value="none"' in shown
+    form = {"decision": "result", "result": "null", "replaces": "none"}
+    answer = await visit(path, Role.APPROVER, form=form)
     assert answer.status_code == 303, answer.text
+    other = {"decision": "run_again", "replaces": "none"}
+    answer = await visit(path, Role.APPROVER, form=other, name="bob")
+    assert answer.status_code == 409
+    assert "ada has decided meanwhile: result" in answer.text
     assert "result by ada" in (await visit(f"/tasks/{handle.id}", Role.APPROVER)).text
     answer = await visit(f"/tasks/{handle.id}/resolve?step=none", Role.APPROVER, form={"decision": "run_again"})
     assert answer.status_code == 409
