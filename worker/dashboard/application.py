@@ -156,7 +156,8 @@ class _Site:
             if user is None:
                 return self.ask_to_sign_in(request)
             if known.live and "text/event-stream" in request.headers.get("accept", ""):
-                return live_stream(lambda: self._again(known, request, user))
+                self.service.check_running(user)
+                return live_stream(lambda: self._again(known, request, user), self.service.running(user))
             return await self.show(known, request, user)
 
         return self.guarded(answer)
@@ -274,6 +275,10 @@ class _Site:
 
     async def not_routed(self, request: Request, error: Exception) -> Response:
         """Return the page of a path or method that the dashboard does not have."""
+        try:
+            check_host(request, self.hosts)
+        except Problem as problem:
+            return await self.show_problem(request, problem)
         status = error.status_code if isinstance(error, HTTPException) else 500
         path = request.url.path.removeprefix(root_of(request))
         detail = f"{path[:200]} does not take {request.method}" if status == 405 else f"there is no page {path[:200]}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Final
 
@@ -48,9 +49,17 @@ def live_part(text: str) -> str:
     return text.partition(START)[2].partition(END)[0]
 
 
-def live_stream(read: Callable[[], Awaitable[Html | None]]) -> EventSourceResponse:
-    """Return the event stream of a page. read: renders it; returns None if the user may not see it any more."""
-    return _LiveResponse(_updates(read), ping=_PING, send_timeout=_SEND_TIMEOUT, headers={"X-Accel-Buffering": "no"})
+def live_stream(
+    read: Callable[[], Awaitable[Html | None]], running: AbstractContextManager[None] | None = None
+) -> EventSourceResponse:
+    """Return the event stream of a page.
+
+    Args:
+        read: Renders it; returns None if the user may not see it any more.
+        running: Is entered while the stream lasts.
+    """
+    sent = _updates(read, running or nullcontext())
+    return _LiveResponse(sent, ping=_PING, send_timeout=_SEND_TIMEOUT, headers={"X-Accel-Buffering": "no"})
 
 
 class _LiveResponse(EventSourceResponse):
@@ -63,7 +72,15 @@ class _LiveResponse(EventSourceResponse):
             logger.debug("left a browser that read no updates for {} s", _SEND_TIMEOUT)
 
 
-async def _updates(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[ServerSentEvent]:
+async def _updates(
+    read: Callable[[], Awaitable[Html | None]], running: AbstractContextManager[None]
+) -> AsyncIterator[ServerSentEvent]:
+    with running:
+        async for event in _changes(read):
+            yield event
+
+
+async def _changes(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[ServerSentEvent]:
     shown = ""
     before = None
     while True:

@@ -39,6 +39,9 @@ _PING: Final = 15
 _MAX_FIELDS: Final = 5_000
 """Fields of a form at most."""
 
+_BODY_TIMEOUT: Final = 60.0
+"""Seconds within which a body must arrive."""
+
 _CLIENT_GONE: Final = 499
 """Status, in logs of proxies, of a request whose client has closed the connection."""
 
@@ -84,10 +87,16 @@ async def _answer(service: Service, known: Operation[Any, Any], request: Request
             "send a token: Authorization: Bearer TOKEN",
             headers={"WWW-Authenticate": "Bearer"},
         )
-    given = await read_inputs(known, request, service.max_body)
-    base = f"{request.url.scheme}://{request.url.netloc}{request.scope.get('root_path', '').rstrip('/')}"
-    call = service.call(user or _ANONYMOUS, base)
-    return _response(known, await _run(known, call, given, request))
+    user = user or _ANONYMOUS
+    service.check_running(user)
+    with service.running(user):
+        given = await read_inputs(known, request, service.max_body)
+        base = f"{request.url.scheme}://{request.url.netloc}{request.scope.get('root_path', '').rstrip('/')}"
+        result = await _run(known, service.call(user, base), given, request)
+    if isinstance(result, EventStream):
+        sent = _sent(result, service, user)
+        return _EventResponse(sent, ping=_PING, headers=_HEADERS, send_timeout=_SEND_TIMEOUT)
+    return _response(known, result)
 
 
 async def _run(known: Operation[Any, Any], call: Call, given: BaseModel, request: Request) -> Any:
@@ -173,7 +182,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     """Read the body of a request, up to a limit.
 
     Raises:
-        Problem: It is larger, or its declared length is.
+        Problem: It is larger, or its declared length is, or it arrives too slowly.
     """
     refused = Problem(
         413, "body-too-large", f"the body must have at most {limit} bytes", headers={"Connection": "close"}
@@ -183,11 +192,20 @@ async def read_bytes(request: Request, limit: int) -> bytes:
         raise refused
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise refused
-        parts.append(part)
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise refused
+                parts.append(part)
+    except TimeoutError:
+        raise Problem(
+            408,
+            "body-too-slow",
+            f"the body must arrive within {_BODY_TIMEOUT:g} seconds",
+            headers={"Connection": "close"},
+        ) from None
     return b"".join(parts)
 
 
@@ -214,8 +232,6 @@ def problem_response(problem: Problem) -> Response:
 
 
 def _response(known: Operation[Any, Any], result: Any) -> Response:
-    if isinstance(result, EventStream):
-        return _EventResponse(_sent(result), ping=_PING, headers=_HEADERS, send_timeout=_SEND_TIMEOUT)
     if isinstance(result, Download):
         return download_response(result)
     if result is None:
@@ -242,10 +258,11 @@ class _EventResponse(EventSourceResponse):
             )
 
 
-async def _sent(stream: EventStream) -> AsyncIterator[ServerSentEvent]:
-    async with aclosing(stream.frames) as frames:
-        async for frame in frames:
-            yield ServerSentEvent(frame.data.decode(errors="replace"), event=frame.event, id=frame.id)
+async def _sent(stream: EventStream, service: Service, user: User) -> AsyncIterator[ServerSentEvent]:
+    with service.running(user):
+        async with aclosing(stream.frames) as frames:
+            async for frame in frames:
+                yield ServerSentEvent(frame.data.decode(errors="replace"), event=frame.event, id=frame.id)
 
 
 async def _chunks(download: Download) -> AsyncIterator[bytes]:

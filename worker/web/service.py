@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -22,6 +23,11 @@ Authenticate: TypeAlias = Callable[[HTTPConnection], User | Awaitable[User | Non
 
 MAX_BODY: Final = 4 << 20
 """Bytes of a request body at most, unless `max_body` is another bound."""
+
+
+MAX_REQUESTS: Final = 250
+"""Requests of one user that run at the same time at most, open event streams included: a quarter of all that the server
+takes, so that no user keeps the others out."""
 
 
 @dataclass(slots=True)
@@ -44,6 +50,7 @@ class Service:
     max_body: int = MAX_BODY
     extras: dict[str, Any] = field(default_factory=dict, repr=False)
     """Values that requests share, such as the readers of event streams, by name of their module."""
+    _running: Counter[str] = field(default_factory=Counter, repr=False)
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.authenticate is None):
@@ -100,6 +107,28 @@ class Service:
                 headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
             )
         return user
+
+    @contextmanager
+    def running(self, user: User) -> Iterator[None]:
+        """Count a request of a user for as long as it runs."""
+        self._running[user.name] += 1
+        try:
+            yield
+        finally:
+            self._running[user.name] -= 1
+            if not self._running[user.name]:
+                del self._running[user.name]
+
+    def check_running(self, user: User) -> None:
+        """Raise `Problem` if too many requests of a user run."""
+        if self._running[user.name] >= MAX_REQUESTS:
+            raise Problem(
+                429,
+                "too-many-requests",
+                f"at most {MAX_REQUESTS} requests and event streams of user {user.name!r} may run at the same time: "
+                "end some of them",
+                headers={"Retry-After": "1"},
+            )
 
     def call(self, user: User, base: str = "") -> Call:
         """Return a call by a user. base: URL of the API as the caller reaches it."""

@@ -54,10 +54,11 @@ async def test_static_files_are_kept_by_the_browser_until_they_change(visit: Vis
     "host", ["evil.example", "dashboard.test.evil.example", "", "a b", "[::1", "localhost.evil.example"]
 )
 async def test_a_request_for_another_host_is_refused(visit: Visit, host: str) -> None:
-    response = await visit("/", Role.ADMIN, host=host)
-    assert response.status_code == 403
-    assert "this address is not served as" in response.text
-    assert "ada" not in response.text, "it shows nothing of the dashboard"
+    for path in ("/", "/nowhere"):
+        response = await visit(path, Role.ADMIN, host=host)
+        assert response.status_code == 403
+        assert "this address is not served as" in response.text
+        assert "ada" not in response.text, "it shows nothing of the dashboard"
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,13 @@ def frames_of(text: str) -> list[SentFrame]:
 
 
 class StreamClient:
-    """A client that has sent its request. status: None before the response starts. served: set at the end."""
+    """A client that has sent its request. started, served: set at its start and end."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self.started = asyncio.Event()
         self.served = asyncio.Event()
         self._gone = asyncio.Event()
         self._asked = False
@@ -55,6 +56,7 @@ class StreamClient:
         """Take a part of the response; wait until the client has read the one before."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.started.set()
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
             return
         if message.get("body"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,10 +12,14 @@ import pytest
 from perdure import App, Context
 from perdure.queues import ConfigurationError
 from perdure.web import Role, router
+from perdure.worker.web import binding, service
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from tests.support.workers import bounded
+
 from .conftest import SECRET, ClientOf, user_of
+from .streaming_client import stream_client
 
 pytestmark = pytest.mark.integration
 
@@ -192,3 +198,35 @@ async def test_a_body_must_be_a_json_object(
     answer = await api.post("/tasks", content=content, headers={"content-type": media_type})
     assert answer.status_code == status
     assert answer.json()["detail"].startswith(detail)
+
+
+async def test_a_body_must_arrive_in_time(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(binding, "_BODY_TIMEOUT", 0.01)
+    transport = httpx.ASGITransport(router(app, authenticate=user_of))
+    headers = {"x-user": "ada", "x-roles": "operator", "content-type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://api.test", headers=headers) as client:
+        answer = await bounded(client.post("/tasks", content=stuck()))
+    assert (answer.status_code, answer.headers["connection"]) == (408, "close")
+    assert answer.json()["detail"] == "the body must arrive within 0.01 seconds"
+
+
+async def test_open_streams_of_a_user_do_not_keep_others_out(
+    app: App, task_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_REQUESTS", 2)
+    api = router(app, authenticate=user_of)
+    path = f"/tasks/{task_id}/events"
+    async with stream_client(api, path) as first, stream_client(api, path) as second:
+        await bounded(asyncio.gather(first.started.wait(), second.started.wait()))
+        async with stream_client(api, path) as third, stream_client(api, path, name="bob") as other:
+            assert json.loads(await third.chunk() or b"")["type"] == "urn:perdure:problem:too-many-requests"
+            assert (third.status, third.headers["retry-after"]) == (429, "1")
+            await bounded(other.started.wait())
+            assert other.status == 200
+    async with stream_client(api, path) as again:
+        await bounded(again.started.wait())
+        assert again.status == 200, "the others have ended"
