@@ -12,7 +12,7 @@ from typing import Any, Final
 from perdure.queues.defaults import nearest
 from perdure.queues.json_form import large_integer
 from perdure.queues.security.redaction import Redaction
-from perdure.worker.agents.coherence.checks import Call
+from perdure.worker.agents.coherence.checks import RecentCall
 from perdure.worker.agents.context.conversation import completed, turns_of, turns_within
 from perdure.worker.agents.context.prompt import Estimate, cut
 from perdure.worker.agents.journal.archive import remove_oldest
@@ -46,7 +46,7 @@ TEXTS: Final[Mapping[str, Callable[[str], object]]] = {
     "digest of a memory": digest,
     "words of a query": content_words,
     "has_words": lambda text: has_words(text, ["b"]),
-    "sentence of an agent": Call.said,
+    "sentence of an agent": RecentCall.said,
     "redaction": _redacted,
     "large_integer": lambda text: large_integer(f'"{text}"'.encode()),
     "cut": lambda text: cut(text, 100, Estimate()),

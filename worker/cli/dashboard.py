@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from importlib.util import find_spec
+from secrets import token_bytes
 from typing import Annotated
 
 import typer
@@ -73,7 +74,7 @@ def dashboard(
             "perdure web token NAME --role viewer --tokens tokens.toml"
         )
     known = TokenFile(tokens) if tokens is not None else None
-    secret = load_secret(secret_file) if secret_file is not None else b""
+    secret = load_secret(secret_file) if secret_file is not None else token_bytes(32)
     source = open_source(place, application)
     user = User(_user_name(), [Role.ADMIN if actions else Role.VIEWER])
     service = Service(source, known, None if known is not None else lambda _: user, secret)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_bytes
 from typing import Annotated
 
 import anyio
@@ -102,7 +103,7 @@ def run(
     from ..web.users import TokenFile, load_secret
 
     source = open_source(place, application)
-    secret = load_secret(secret_file) if secret_file is not None else b""
+    secret = load_secret(secret_file) if secret_file is not None else token_bytes(32)
     service = Service(source, TokenFile(tokens), secret=secret, max_body=max_body)
     serve("HTTP API", api(service), host, port, root_path)
 

@@ -131,7 +131,7 @@ async def test_an_unexpected_error_shows_nothing_and_is_logged(
 ) -> None:
     from perdure.queues.records import Record
 
-    monkeypatch.setattr(Record, "summary", lambda _: {}["the secret of the database"])
+    monkeypatch.setattr(Record, "summary", lambda _: dict[str, str]()["the secret of the database"])
     answer = await api.get(f"/tasks/{task_id}")
     assert answer.status_code == 500
     assert answer.json()["source"] == "server"

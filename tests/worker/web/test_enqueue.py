@@ -151,7 +151,7 @@ async def test_a_batch_answers_for_each_task_at_its_place(shop: App, client_of: 
     producer = client_of(Role.PRODUCER)
     taken = {"task": "ship", "args": {"order": 1}, "task_id": "one"}
     await producer.post("/tasks", json=taken)
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"task": "rare", "args": {"number": 1}},
         taken,
         taken | {"task_id": "two", "args": {"order": 2}},

@@ -130,7 +130,7 @@ async def test_a_failure_of_a_handler_differs_from_one_of_the_server(
         "error": "ValueError",
         "message": "the printer is on fire",
     }
-    monkeypatch.setattr("perdure.worker.web.operations.tasks.from_json", lambda _: {}["a bug"])
+    monkeypatch.setattr("perdure.worker.web.operations.tasks.from_json", lambda _: dict[str, str]()["a bug"])
     broken = await api.get(f"/tasks/{ids[3]}/result")
     assert (broken.status_code, broken.json()["source"], broken.json()["task"]) == (500, "server", None)
 
