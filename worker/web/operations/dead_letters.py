@@ -429,7 +429,7 @@ async def _find(call: Call, given: OneLetter) -> DeadLetter:
     """Find a dead letter; more of its arguments are masked, as the definition of its task says.
 
     Raises:
-        Problem: There is none, or several queues have one of this id.
+        Problem: It is missing, or several queues have one of this id.
     """
     gateway = call.producer.gateway
     partitions = await known_partitions(call, given.queue)

@@ -348,3 +348,17 @@ async def test_many_are_purged_by_a_job(bury: Bury, app: App, api: httpx.AsyncCl
     await run(app, "clean")
     assert await states(app, ids) == {"gone"}
     assert await states(app, [later]) == {"dead"}, "it died after the job was made"
+
+
+async def test_letters_of_one_time_are_on_one_page_each(bury: Bury, app: App, api: httpx.AsyncClient) -> None:
+    await bury(1)
+    await bury(2, queue="second")
+    for queue in ("test", "second"):
+        await redis_command(app, "XADD", partition_of(app, queue).dead, "2000000000000-7", "damaged", queue)
+    seen: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (await api.get("/dead-letters", params={"limit": 1} | ({"cursor": cursor} if cursor else {}))).json()
+        seen += [letter["queue"] for letter in page["items"]]
+        cursor = page["next"]
+    assert seen == ["second", "test", "second", "test"]
