@@ -253,10 +253,24 @@ class Operation(Generic[G, R]):
             return
         inputs = {name: str(getattr(given, name)) for name, (place, _) in self.places.items() if place == "path"}
         about = " ".join(inputs.values())
-        text = f"{call.user.name}: {self.title} {about}".rstrip() + f": {outcome}"
+        chosen = {name: getattr(given, name) for name in _AUDITED if name in given.model_fields_set - inputs.keys()}
+        listed = ", ".join(f"{name}={str(value)[:_MAX_AUDITED]}" for name, value in chosen.items() if value is not None)
+        text = f"{call.user.name}: {self.title} {about}".rstrip() + (f" ({listed})" if listed else "") + f": {outcome}"
         logger.bind(audit=self.name, user=call.user.name, outcome=outcome, **inputs).info(
             "{}", f"{text}: {why}" if why else text
         )
+
+
+_AUDITED: Final = (
+    *("queue", "state", "task", "app", "reason", "group", "since", "until", "error", "search", "key", "tag"),
+    *("purge", "unstarted", "fresh", "rerun_failed", "skip_failed", "step", "run_again", "wait", "person", "seconds"),
+    *("name", "rate", "agent", "session", "tenant", "limit", "settings", "schedule", "at", "before", "new_id", "why"),
+)
+"""Inputs that an audit line names apart from those of the path: what an act selects, and how it acts. Not the data of
+tasks, such as arguments, answers, messages and conditions on arguments, which may be secret."""
+
+_MAX_AUDITED: Final = 200
+"""Characters of an input in an audit line."""
 
 
 OPERATIONS: dict[str, Operation[Any, Any]] = {}

@@ -53,6 +53,21 @@ async def test_a_change_leaves_an_audit_line(client_of: ClientOf, task_id: str, 
     assert f"bob: cancel task {task_id}: done\n" in log
 
 
+async def test_an_audit_line_says_what_an_act_selects_but_no_data_of_tasks(
+    client_of: ClientOf, task_id: str, log: list[str]
+) -> None:
+    bob = client_of(Role.OPERATOR, name="bob")
+    body = {"task": "work", "where": ["code=1234"], "name": "all", "why": f"too old\nada: {'x' * 500}"}
+    assert (await bob.post("/dead-letters/purge", json=body)).status_code == 202
+    assert (await bob.post(f"/tasks/{task_id}/messages", json={"content": "the code is 1234"})).status_code == 201
+    [purge, message] = [line for line in log if line.startswith("bob: ")]
+    assert purge.startswith("bob: purge dead letters (task=work, name=all, why=too old\\nada: xxx")
+    assert purge.endswith("x): done\n")
+    assert len(purge) < 300
+    assert message == f"bob: send message {task_id}: done\n"
+    assert not any("1234" in line for line in log)
+
+
 async def test_a_refused_change_leaves_an_audit_line(client_of: ClientOf, app: App, log: list[str]) -> None:
     assert (await client_of(Role.OPERATOR).post("/tasks/unknown/cancel")).status_code == 404
     assert any(line.startswith("ada: cancel task unknown: refused: could not find task") for line in log)

@@ -89,7 +89,7 @@ async def test_an_answer_reaches_the_task_with_the_name_of_the_user(
     given = {"wait": "approval", "value": {"approved": True}, "question": question["question"]}
     answer = await approver.post(f"/questions/{task_id}/answer", json=given)
     assert answer.json() == {"task_id": task_id, "wait": "approval", "state": "waiting", "early": False, "by": "eve"}
-    assert f"eve: answer question {task_id}: done\n" in log
+    assert f"eve: answer question {task_id} (wait=approval): done\n" in log
     [question] = (await approver.get("/questions")).json()["items"]
     assert (question["answered"], question["answered_by"]) == (True, "eve")
     await work_off(app)

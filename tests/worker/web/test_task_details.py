@@ -160,7 +160,7 @@ async def test_a_doubt_is_resolved_once_for_all_who_look(client_of: ClientOf, ap
     assert (await approver.post(f"/tasks/{handle.id}/resolve", json=both)).status_code == 422
     answer = await approver.post(f"/tasks/{handle.id}/resolve", json={"step": "pay", "result": "receipt 17"})
     assert answer.json() == {"id": handle.id, "step": "pay", "decision": "result", "state": "queued"}
-    assert f"bob: resolve step {handle.id}: done\n" in log
+    assert f"bob: resolve step {handle.id} (step=pay): done\n" in log
     other = await approver.post(f"/tasks/{handle.id}/resolve", json={"step": "post", "run_again": True})
     assert other.status_code == 409
 

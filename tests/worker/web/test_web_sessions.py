@@ -46,7 +46,7 @@ async def test_a_conversation(client_of: ClientOf, echo: App, log: list[str]) ->
     sent = await operator.post("/sessions/echo/messages", json=given)
     assert (sent.status_code, sent.json()["turn"], sent.json()["queue"]) == (201, 1, "test")
     assert (await operator.post("/sessions/echo/messages", json=given)).json() == sent.json(), "stored once"
-    assert "ada: send session message echo: done\n" in log
+    assert "ada: send session message echo (session=user/42 é): done\n" in log
     place = {"session": "user/42 é"}
     [running] = (await viewer.get("/sessions/echo/messages", params=place)).json()["items"]
     assert (running["status"], running["sender"], running["task_id"]) == ("running", "ada", sent.json()["task_id"])

@@ -44,7 +44,7 @@ async def test_tasks_are_cancelled_by_a_worker(app: App, ids: list[str], client_
     job = (await operator.get("/jobs/stop")).json()
     assert (job["done"], job["failed"], job["share"]) == (1, 0, 1.0)
     assert await _states(app, ids) == ["queued", "queued", "cancelled", "queued"]
-    assert "bob: cancel tasks: done\n" in log
+    assert "bob: cancel tasks (queue=backlog, name=stop): done\n" in log
 
 
 async def _states(app: App, ids: list[str]) -> list[str]:

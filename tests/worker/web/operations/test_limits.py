@@ -53,7 +53,7 @@ async def test_a_change_names_who_made_it_and_why(holder: str, client_of: Client
     assert (shown["limit"]["total"], shown["limit"]["rate"], shown["limit"]["revision"]) == (2, "100/m", 1)
     change = shown["changes"][0]
     assert (change["by"], change["what"], change["why"]) == ("bob", "set total=2 rate=100/m", "a 429 each minute")
-    assert "bob: set limit openai: done\n" in log
+    assert "bob: set limit openai (settings={'total': 2, 'rate': '100/m'}, why=a 429 each minute): done\n" in log
 
 
 async def test_the_second_of_two_changes_is_refused_and_nothing_is_lost(holder: str, client_of: ClientOf) -> None:
