@@ -99,7 +99,7 @@ def application(service: Service, *, actions: bool = False, hosts: Collection[st
             Route("/sign-out", site.guarded(site.sign_out), methods=["POST"]),
             Route("/updates", site.guarded(site.switch_updates), methods=["POST"]),
             Mount("/static", _StaticFiles(directory=STATIC, follow_symlink=True)),
-            *answer_routes(service),
+            *(answer_routes(service) if actions else ()),  # an answer changes something
             *routes,
         ],
         middleware=[Middleware(PageHeaders)],

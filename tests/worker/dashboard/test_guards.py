@@ -207,6 +207,14 @@ async def test_a_user_without_the_role_sees_no_page(visit: Visit) -> None:
     assert "must have the role viewer" in response.text
 
 
+async def test_a_read_only_dashboard_takes_no_answers_by_links(app: App) -> None:
+    for actions, shown in ((False, "there is no page /answer/x"), (True, "The link is not valid")):
+        async with client(app, authenticate=user_of, actions=actions) as browser:
+            response = await browser.post("/answer/x", headers=SAME)
+        assert response.status_code == 404
+        assert shown in response.text
+
+
 async def test_a_dashboard_without_users_is_refused(app: App) -> None:
     with pytest.raises(ConfigurationError, match="must know its users"):
         dashboard(app)
