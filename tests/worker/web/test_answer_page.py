@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from perdure import App, Context
+from perdure.queues import Unavailable
 from perdure.web import Role, router
+from perdure.worker.web.operation import Call
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -142,3 +144,19 @@ async def test_a_link_works_under_a_path_of_another_application(app: App, ask: A
         [style] = re.findall(r'href="([^"]+css)"', page.text)
         assert (await client.get(str(httpx.URL(url).join(style)))).status_code == 200
         assert (await client.post(url, data={"f0": "false", "f2": "1"}, headers=FORM)).status_code == 200
+
+
+async def test_a_page_for_anyone_does_not_name_the_server(
+    client_of: ClientOf, ask: Ask, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    path = await ask()
+
+    async def away(_: Call) -> int:
+        raise Unavailable("could not reach redis://db.internal:6379")
+
+    monkeypatch.setattr(Call, "now", away)
+    page = await client_of().get(path)
+    assert page.status_code == 503
+    assert "The question cannot be read now: try again later." in page.text
+    assert "db.internal" not in page.text
+    assert any("db.internal" in line for line in log)
