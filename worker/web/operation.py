@@ -137,19 +137,17 @@ class Call:
 
         Raises:
             Problem: No queue has it (410 if its record has expired), a producer did not enqueue it, or several queues
-                have one of this id.
+                have one of this id: of a producer, only its own count.
         """
         producer = self.producer
         found = await find_tasks(producer.gateway, producer.namespace, task_id, queue)
         names = sorted({partition.queue for partition in found})
+        if not self.user.sees_all:
+            names = [name for name in names if await self._enqueued(task_id, name)]
         if len(names) > 1:
             listed = ", ".join(map(repr, names))
             raise Problem(409, "ambiguous-id", f"id {task_id!r} must name one task, but the queues {listed} have one")
         handle = await producer.find(task_id, names[0]) if names else None
-        if handle is not None and not self.user.sees_all:
-            record = await handle.record()
-            if record.headers.get(ENQUEUED_BY) != self.user.name:
-                handle = None
         if handle is None:
             place = "any queue" if queue is None else f"queue {queue!r}"
             if self.user.sees_all and await has_expired(producer.gateway, producer.namespace, task_id, queue):
@@ -164,6 +162,11 @@ class Call:
                 f"could not find task {task_id!r} in {place} of namespace {producer.namespace.name!r}",
             )
         return handle
+
+    async def _enqueued(self, task_id: str, queue: str) -> bool:
+        """Return whether the user has enqueued the task of an id in a queue."""
+        handle = await self.producer.find(task_id, queue)
+        return handle is not None and (await handle.record()).headers.get(ENQUEUED_BY) == self.user.name
 
 
 ENQUEUED_BY: Final = "enqueued-by"

@@ -78,6 +78,21 @@ async def test_an_id_of_another_user_is_refused_without_a_word_about_the_task(sh
     assert answer.json()["items"][0]["problem"]["status"] == 409
 
 
+async def test_a_task_of_another_user_with_the_same_id_hides_none(shop: App, client_of: ClientOf) -> None:
+    @shop.task(queue="others")
+    async def pack(ctx: Context) -> None: ...
+
+    await work_off(shop)
+    ada, bob = client_of(Role.PRODUCER), client_of(Role.PRODUCER, name="bob")
+    body = {"task": "ship", "args": {"order": 7}, "task_id": "order-7"}
+    assert (await ada.post("/tasks", json=body)).status_code == 201
+    assert (await bob.post("/tasks", json={"task": "pack", "task_id": "order-7"})).status_code == 201
+    assert (await ada.get("/tasks/order-7")).json()["task"] == "ship"
+    assert (await bob.get("/tasks/order-7")).json()["task"] == "pack"
+    assert (await client_of(Role.PRODUCER, name="eve").get("/tasks/order-7")).status_code == 404
+    assert (await client_of(Role.VIEWER).get("/tasks/order-7")).json()["type"] == "urn:perdure:problem:ambiguous-id"
+
+
 async def test_a_producer_takes_no_id_that_another_task_will_have(shop: App, client_of: ClientOf) -> None:
     producer, body = client_of(Role.PRODUCER), {"task": "ship", "args": {"order": 7}}
     headers = {"Idempotency-Key": "order 7"}
