@@ -94,7 +94,7 @@ async def _answer(service: Service, known: Operation[Any, Any], request: Request
         base = f"{request.url.scheme}://{request.url.netloc}{request.scope.get('root_path', '').rstrip('/')}"
         result = await _run(known, service.call(user, base), given, request)
     if isinstance(result, EventStream):
-        sent = _sent(result, service, user)
+        sent = _sent(result, service, user, request)
         return _EventResponse(sent, ping=_PING, headers=_HEADERS, send_timeout=_SEND_TIMEOUT)
     return _response(known, result)
 
@@ -258,11 +258,18 @@ class _EventResponse(EventSourceResponse):
             )
 
 
-async def _sent(stream: EventStream, service: Service, user: User) -> AsyncIterator[ServerSentEvent]:
+async def _sent(stream: EventStream, service: Service, user: User, request: Request) -> AsyncIterator[ServerSentEvent]:
+    """Yield the frames of a stream as events, until the token of the user is removed or gets other roles."""
+    after = None
     with service.running(user):
         async with aclosing(stream.frames) as frames:
             async for frame in frames:
+                if not await service.is_still(user, request):
+                    ended = Problem(401, "unknown-token", "the token is not valid any more: the stream ends")
+                    yield ServerSentEvent(ended.view().model_dump_json(), event="error", id=after)
+                    return
                 yield ServerSentEvent(frame.data.decode(errors="replace"), event=frame.event, id=frame.id)
+                after = frame.id
 
 
 async def _chunks(download: Download) -> AsyncIterator[bytes]:

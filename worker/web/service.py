@@ -108,6 +108,15 @@ class Service:
             )
         return user
 
+    async def is_still(self, user: User, request: HTTPConnection) -> bool:
+        """Return whether the token of a request is still one of the user, with the same roles; True without tokens."""
+        if self.tokens is None:
+            return True
+        try:
+            return (await self.user_of(request)) == user
+        except Problem:
+            return False
+
     @contextmanager
     def running(self, user: User) -> Iterator[None]:
         """Count a request of a user for as long as it runs."""

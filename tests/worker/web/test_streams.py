@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 from perdure import App, Context
-from perdure.web import Role
+from perdure.web import Role, router
 from perdure.worker.web import streaming
 from perdure.worker.web.router import application
 from perdure.worker.web.service import Service
+from perdure.worker.web.users import add_token
 from starlette.applications import Starlette
 
 from tests.support.workers import bounded, redis_command, running_worker, wait_until, work_off
@@ -62,6 +64,28 @@ async def test_the_events_of_a_task_end_with_its_result(app: App, api: httpx.Asy
         await api.get(f"/tasks/{handle.id}/events", params={"after": "0-0"}, headers={"Last-Event-ID": frames[0].id}),
     ):
         assert frames_of(rest.text) == frames[1:]
+
+
+async def test_a_stream_ends_when_the_token_of_its_user_is_removed(app: App, tmp_path: Path) -> None:
+    @app.task
+    async def work(ctx: Context) -> None:
+        for number in range(6):
+            await ctx.step(f"step {number}", lambda: 1)
+
+    handle = await work.enqueue()
+    await work_off(app)
+    tokens = tmp_path / "tokens.toml"
+    token = add_token(tokens, "ada", [Role.VIEWER])
+    api = router(app, tokens=tokens)
+    headers = {"authorization": f"Bearer {token}"}
+    async with stream_client(api, f"/tasks/{handle.id}/events", headers=headers) as client:
+        first = await client.frame()
+        assert first is not None
+        assert first.event == "step_completed"
+        tokens.write_text("")
+        rest = await client.frames()
+    assert len(rest) < 6, "the frames that were on their way, and the end"
+    assert (rest[-1].event, rest[-1].data["status"]) == ("error", 401)
 
 
 async def test_the_items_of_a_stream_end_with_the_error_of_the_handler(app: App, api: httpx.AsyncClient) -> None:
