@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, get_args, get_origin
 from urllib.parse import parse_qsl, quote
 
@@ -41,6 +41,10 @@ _MAX_FIELDS: Final = 5_000
 
 _BODY_TIMEOUT: Final = 60.0
 """Seconds within which a body must arrive."""
+
+_MAX_DISCARDED: Final = 128 << 20
+_DISCARD_TIMEOUT: Final = 5.0
+"""Bytes of a body that is refused, and seconds for them, that are read so that the client gets the response."""
 
 _CLIENT_GONE: Final = 499
 """Status, in logs of proxies, of a request whose client has closed the connection."""
@@ -189,6 +193,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     )
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        await _discard(request)
         raise refused
     parts: list[bytes] = []
     size = 0
@@ -197,7 +202,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > limit:
-                    raise refused
+                    break
                 parts.append(part)
     except TimeoutError:
         raise Problem(
@@ -206,7 +211,28 @@ async def read_bytes(request: Request, limit: int) -> bytes:
             f"the body must arrive within {_BODY_TIMEOUT:g} seconds",
             headers={"Connection": "close"},
         ) from None
+    if size > limit:
+        parts.clear()
+        await _discard(request)
+        raise refused
     return b"".join(parts)
+
+
+async def _discard(request: Request) -> None:
+    """Read the rest of a body that is refused, up to a bound, and keep nothing of it.
+
+    If a connection is closed while the client sends, most clients report that in place of the response. One that waits
+    for leave to send (`Expect: 100-continue`) gets the response at once.
+    """
+    if "expect" in request.headers:
+        return
+    left = _MAX_DISCARDED
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_TIMEOUT):
+            async for part in request.stream():
+                left -= len(part)
+                if left < 0:
+                    return
 
 
 def parse_form(body: bytes) -> dict[str, list[str]]:

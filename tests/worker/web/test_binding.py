@@ -215,6 +215,27 @@ async def test_a_body_must_be_a_json_object(
     assert answer.json()["detail"].startswith(detail)
 
 
+@pytest.mark.parametrize(
+    ("headers", "read"), [({}, 8), ({"content-length": str(8 << 20)}, 8), ({"expect": "100-continue"}, 2)], ids=str
+)
+async def test_a_refused_body_is_read_so_that_the_client_gets_the_response(
+    app: App, headers: dict[str, str], read: int
+) -> None:
+    sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(8):
+            sent += 1
+            yield b" " * (1 << 20)
+
+    transport = httpx.ASGITransport(router(app, authenticate=user_of, max_body=1 << 20))
+    common = {"x-user": "ada", "x-roles": "admin", "content-type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://api.test", headers=common) as client:
+        answer = await client.post("/tasks", content=body(), headers=headers)
+    assert (answer.status_code, sent) == (413, read)
+
+
 async def test_a_body_must_arrive_in_time(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     async def stuck() -> AsyncIterator[bytes]:
         yield b"{"
