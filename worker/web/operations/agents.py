@@ -252,7 +252,7 @@ async def show_plan_step(call: Call, given: WantedPlanStep) -> PlanStepResult:
         found = {"step": planned} | ({"result": held[given.key]} if given.key in held else {})
     return PlanStepResult(
         id=handle.id,
-        step=found["step"],
+        step=dict(found["step"]),
         archived=archived,
         has_result="result" in found,
         result=found.get("result"),
