@@ -164,7 +164,7 @@ def problem_of(error: PerdureError) -> Problem:
     headers = _RETRY if status in (429, 503) else None
     task: FailedTask | None = None
     if isinstance(error, errors.TaskFailed):
-        evidence = {name: None if (found := error.error.get(name)) is None else str(found) for name in _EVIDENCE}
+        evidence = {name: None if (text := error.error.get(name)) is None else str(text) for name in _EVIDENCE}
         task = FailedTask(id=error.task_id, state="dead", reason=error.reason, **evidence)
     elif isinstance(error, errors.TaskCancelled):
         task = FailedTask(id=error.task_id, state="cancelled")

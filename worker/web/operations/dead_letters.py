@@ -146,7 +146,7 @@ class LetterGroupView(ResultModel):
     def of(cls, found: LetterGroup) -> LetterGroupView:
         """Return the view of a group."""
         summary = found.summary()
-        return cls(**summary | {"message": str(summary["message"])[:_MESSAGE]})
+        return cls.model_validate(summary | {"message": str(summary["message"])[:_MESSAGE]})
 
 
 class LetterGroups(ResultModel):

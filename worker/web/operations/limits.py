@@ -49,7 +49,7 @@ class LimitNumbers(ResultModel):
     @classmethod
     def of(cls, status: LimitStatus) -> LimitNumbers:
         """Return the view of a limit."""
-        return cls(**status.summary() | {"state": status.state, "problem": status.problem})
+        return cls.model_validate(status.summary() | {"state": status.state, "problem": status.problem})
 
 
 class LimitPage(ResultModel):

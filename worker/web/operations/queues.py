@@ -56,7 +56,7 @@ class PauseView(ResultModel):
     def of(cls, rule: PauseRule) -> PauseView:
         """Return the view of a rule."""
         shown = rule.summary() | {"at": iso_time(rule.at)}
-        return cls(id=rule.id, target=rule.target, **shown)
+        return cls.model_validate(shown | {"id": rule.id, "target": rule.target})
 
     @classmethod
     def of_queue(cls, pause: Mapping[str, Any]) -> PauseView:
