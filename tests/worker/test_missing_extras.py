@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from perdure.worker.artifacts.store import open_store
 from perdure.worker.memory.factory import make_store
 from perdure.worker.settings import load_settings
 from perdure.worker.testing.clock import open_clock
+from perdure.worker.web import extra
 
 
 @pytest.fixture
@@ -66,3 +69,11 @@ def test_the_clock_of_a_test_needs_fakeredis_with_lua(
     with pytest.raises(ConfigurationError) as raised, open_clock(tmp_path):
         pass
     assert str(raised.value) == f"the fixture perdure_clock needs the package {package}: pip install 'perdure[testing]'"
+
+
+def test_the_web_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "sse_starlette" else find_spec(name))
+    monkeypatch.delitem(sys.modules, "perdure.web", raising=False)
+    with pytest.raises(ConfigurationError) as raised:
+        import_module("perdure.web")
+    assert str(raised.value) == "perdure.web needs the package sse-starlette: pip install 'perdure[web]'"

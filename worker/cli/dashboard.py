@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import getpass
-from importlib.util import find_spec
 from secrets import token_bytes
 from typing import Annotated
 
 import typer
 
 from .support.connection import ConnectionOptions
-from .support.errors import Failed, Misuse
+from .support.errors import Misuse
 from .support.runner import command
-from .web import Host, Port, RootPath, SecretFile, TokensFile, open_source, serve
-
-_PACKAGES = ("starlette", "uvicorn", "sse_starlette", "jinja2", "itsdangerous")
+from .web import Host, Port, RootPath, SecretFile, TokensFile, check_extra, open_source, serve
 
 
 @command
@@ -61,8 +58,7 @@ def dashboard(
 
     Example: perdure dashboard --actions
     """
-    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
-        raise Failed(f"the dashboard needs the package {missing[0].replace('_', '-')}: pip install 'perdure[web]'")
+    check_extra("the dashboard")
     from ..dashboard.application import application as make
     from ..web.server import is_loopback
     from ..web.service import Service

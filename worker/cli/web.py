@@ -16,14 +16,13 @@ from ...queues.producer import Producer
 from ..app import App
 from ..log import configure_process_log, logger
 from ..settings import load_settings
+from ..web.extra import check_packages
 from .support.app_loader import load_app
 from .support.connection import ConnectionOptions
 from .support.errors import Failed, Misuse
 from .support.runner import Output, command
 
 app = typer.Typer(no_args_is_help=True)
-
-_PACKAGES = ("starlette", "uvicorn", "sse_starlette", "itsdangerous")
 
 TokensFile = Annotated[
     Path | None,
@@ -58,11 +57,12 @@ def web() -> None:
     """Serve the HTTP API, and make tokens for its users."""
 
 
-def check_packages() -> None:
-    """Raise `Failed` if a package of the extra `web` is missing."""
-    missing = [package for package in _PACKAGES if find_spec(package) is None]
-    if missing:
-        raise Failed(f"the HTTP API needs the package {missing[0]}: pip install 'perdure[web]'")
+def check_extra(what: str) -> None:
+    """Raise `Failed` if a package of the extra `web` is missing. what: what needs them."""
+    try:
+        check_packages(what)
+    except ConfigurationError as error:
+        raise Failed(str(error)) from None
 
 
 @app.command()
@@ -95,7 +95,7 @@ def run(
 
     Example: perdure web run tasks.py:app --tokens tokens.toml
     """
-    check_packages()
+    check_extra("the HTTP API")
     if tokens is None:
         raise Misuse("--tokens must name a file: perdure web token NAME --role operator --tokens tokens.toml")
     from ..web.router import application as api
@@ -180,7 +180,7 @@ def token(
 
     Example: perdure web token shop --role producer --tokens tokens.toml
     """
-    check_packages()
+    check_extra("the HTTP API")
     from ..web.users import Role, add_token
 
     if tokens is None:

@@ -9,6 +9,7 @@
     openapi.py      the OpenAPI document
     router.py       the ASGI application: `router(app)`
     server.py       `perdure web run`
+    extra.py        the packages that all of it needs
 
 The package needs the extra `web`. `perdure.web` re-exports its public names.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from perdure.worker.cli import dashboard
+from perdure.worker.web import extra
 
 from tests.support.command_line import BOUND, Running, call
 
@@ -81,9 +81,9 @@ def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     assert f"could not read the token file {tmp_path / 'none.toml'}: No such file or directory" in answer.err
 
 
-@pytest.mark.parametrize("package", dashboard._PACKAGES)
+@pytest.mark.parametrize("package", extra.PACKAGES)
 def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard, "find_spec", lambda name: None if name == package else find_spec(name))
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == package else find_spec(name))
     answer = call("dashboard")
     shown = package.replace("_", "-")
     assert (answer.code, answer.err) == (
