@@ -155,12 +155,12 @@ _STATUS: Final[Sequence[tuple[type[PerdureError], int, Source]]] = (
 
 def problem_of(error: PerdureError) -> Problem:
     """Return the problem of an error that Perdure raised on purpose."""
-    found: tuple[int, Source] = (500, "server")
+    status: int = 500
+    source: Source = "server"
     for kind, code, whose in _STATUS:
         if isinstance(error, kind):
-            found = code, whose
+            status, source = code, whose
             break
-    status, source = found
     headers = _RETRY if status in (429, 503) else None
     task: FailedTask | None = None
     if isinstance(error, errors.TaskFailed):
