@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,48 @@ from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 GRACE = 10
 """Seconds that open requests have when the server stops; event streams end at once."""
+
+
+HEADERS_TIMEOUT = 20.0
+"""Seconds within which a client must send the headers of a request."""
+
+
+class _Protocol(H11Protocol):
+    """HTTP that closes the connection of a client which sends no complete headers in time.
+
+    Such connections count against the number that the server takes, and need no token.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self) -> None:
+        """Start the time if headers are expected, and stop it if a request runs."""
+        running: RequestResponseCycle | None = self.cycle  # None before the first request
+        if running is not None and not running.response_complete:
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEADERS_TIMEOUT, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def is_loopback(host: str) -> bool:
@@ -35,6 +75,7 @@ def make_server(
     """
     config = uvicorn.Config(
         application,
+        http=_Protocol,
         host=host,
         port=port,
         root_path=root_path,
