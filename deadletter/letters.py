@@ -16,7 +16,7 @@ import orjson
 
 from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelope
 from ..queues.errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
-from ..queues.junk import split
+from ..queues.junk import is_entry_id, split
 from ..queues.keys import Partition
 from ..queues.records import opened_evidence, shown_arguments
 from ..queues.security.encryption import NO_CIPHER, TaskCipher, is_encrypted
@@ -419,14 +419,13 @@ async def find_letter(gateway: Gateway, partitions: Sequence[Partition], task_id
     else:
         found = await gateway.pipeline_each([("HGET", partition.record(task_id), "dead") for partition in partitions])
     for partition, entry in zip(partitions, found, strict=True):
-        if isinstance(entry, bytes) and _ENTRY.fullmatch(entry):
+        if isinstance(entry, bytes) and is_entry_id(entry):
             (page,) = await gateway.pipeline_each([("XRANGE", partition.dead, entry, entry)])
             if isinstance(page, list) and page:
                 return await _listed(gateway, partition, *page[0])
     return None
 
 
-_ENTRY: Final = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _UNNAMED: Final = re.compile(r"entry-([0-9]{1,20}-[0-9]{1,20})")
 """Id of a damaged letter that no record names."""
 

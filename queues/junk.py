@@ -8,6 +8,7 @@ find them again. A key with a value of another type is the gateway's matter: `Ga
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -35,6 +36,14 @@ _DIGITS: Final = 14
 
 _MAX_REPORTED: Final = 1000
 _reported: set[str] = set()
+
+
+_ENTRY_ID: Final = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+
+
+def is_entry_id(stored: bytes) -> bool:
+    """Return whether stored bytes are the id of a stream entry. A command with another one is refused."""
+    return _ENTRY_ID.fullmatch(stored) is not None
 
 
 class Items(NamedTuple):

@@ -12,7 +12,7 @@ import orjson
 
 from .envelope import readable_envelope, shown_data
 from .errors import DecryptionError, LargeValueLost, QueueError, Refused, UnreadableRecord
-from .junk import count_of, shown_bytes
+from .junk import count_of, is_entry_id, shown_bytes
 from .keys import GROUP, Partition, is_reserved
 from .lanes import lane_of
 from .security.encryption import ERROR, NO_CIPHER, PROGRESS, RESULT, TaskCipher, arguments_field
@@ -348,10 +348,10 @@ def _reads(
     yield _set_unused, ("HMGET", partition.inbox(task_id), "sent", "used")
     if fields.get(b"state") == b"scheduled":
         yield _set_due, ("ZSCORE", partition.due, task_id)
-    if (entry := fields.get(b"entry")) is not None:
+    if (entry := fields.get(b"entry")) is not None and is_entry_id(entry):
         yield _set_entry, ("XRANGE", partition.ready, entry, entry)
         yield _set_holder, ("XPENDING", partition.ready, GROUP, entry, entry, 1)
-    elif (entry := fields.get(b"dead")) is not None:
+    elif (entry := fields.get(b"dead")) is not None and is_entry_id(entry):
         yield _set_entry, ("XRANGE", partition.dead, entry, entry)
 
 

@@ -162,11 +162,7 @@ def _form_page(linked: LinkedQuestion, form: AnswerForm, status: int = 200) -> R
 
 
 def _problem_page(problem: Problem) -> Response:
-    detail = problem.detail
-    if problem.source == "redis":  # it names the server and keys, and who has the link may be anyone
-        logger.warning("the page of an answer link shows no more than status {}: {}", problem.status, detail)
-        detail = "the question cannot be read now: try again later"
-    detail = detail[:1].upper() + detail[1:] + "."
+    detail = problem.detail[:1].upper() + problem.detail[1:] + "."
     return _html("No answer was stored", problem.status, text=detail)
 
 

@@ -215,7 +215,8 @@ class Operation(Generic[G, R]):
             result = await self.run(call, given)
         except PerdureError as error:
             self._audit(call, given, "refused", str(error))
-            raise problem_of(error) from error
+            problem = problem_of(error)
+            raise problem if call.user.sees_all else problem.without_server() from error
         except Problem as problem:
             self._audit(call, given, "refused", problem.detail)
             raise

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 
 from ...queues import errors
 from ...queues.errors import PerdureError
+from ..log import logger
 
 Source = Literal["request", "server", "redis", "task"]
 
@@ -90,6 +91,14 @@ class Problem(Exception):
         self.fields = list(fields)
         self.headers = dict(headers or {})
         self.task = task
+
+    def without_server(self) -> Problem:
+        """Return this problem for a user who may not know the server: one of Redis names its address and keys."""
+        if self.source != "redis":
+            return self
+        logger.warning("a problem is shown with status {} only: {}", self.status, self.detail)
+        detail = "Redis cannot serve this now, or holds data that cannot be read: try again later"
+        return Problem(self.status, self.kind, detail, source="redis", headers=self.headers)
 
     def view(self) -> ProblemView:
         """Return the problem details."""

@@ -55,13 +55,16 @@ async def test_a_link_answers_once_in_the_name_of_its_person(
     assert (shown["person"], shown["made_by"]) == ("carol@example.com", "eve")
     assert shown["question"]["shown"] == {"amount": 9}
     used = await anyone.post("/answer-links", json={"link": made["link"], "value": True})
-    assert (used.status_code, used.json()["by"]) == (200, "carol@example.com")
+    assert (used.status_code, used.json()["by"]) == (200, "carol@example.com, by a link of eve")
     assert any(
         f"carol@example.com has answered wait 'approval' of task {task_id} by a link of eve" in line for line in log
     )
     for _ in ("stored", "read by the task"):
         again = await anyone.post("/answer-links", json={"link": made["link"], "value": False})
-        assert (again.status_code, "'carol@example.com' has answered" in again.json()["detail"]) == (409, True)
+        assert (again.status_code, "'carol@example.com, by a link of eve' has answered" in again.json()["detail"]) == (
+            409,
+            True,
+        )
         assert (await anyone.get("/answer-links", params={"link": made["link"]})).status_code == 409
         await work_off(app)
     handle = await app.producer.find(task_id)

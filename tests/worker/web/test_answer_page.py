@@ -94,7 +94,7 @@ async def test_a_submitted_form_answers_once(client_of: ClientOf, app: App, ask:
     assert (again.status_code, "has answered wait" in again.text) == (409, True)
     assert "has answered wait" in (await client_of().get(path)).text
     [question] = (await client_of(Role.VIEWER).get("/questions")).json()["items"]
-    assert question["answered_by"] == "<b>carol</b>"
+    assert question["answered_by"] == "<b>carol</b>, by a link of eve"
     await work_off(app)
     handle = await app.producer.find(question["task_id"])
     assert handle is not None
@@ -157,6 +157,6 @@ async def test_a_page_for_anyone_does_not_name_the_server(
     monkeypatch.setattr(Call, "now", away)
     page = await client_of().get(path)
     assert page.status_code == 503
-    assert "The question cannot be read now: try again later." in page.text
+    assert "Redis cannot serve this now, or holds data that cannot be read: try again later." in page.text
     assert "db.internal" not in page.text
     assert any("db.internal" in line for line in log)

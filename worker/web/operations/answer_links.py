@@ -2,7 +2,8 @@
 
 An approver makes a link for a person and sends it. The link is signed with the secret of the service and names the
 question by its digest, so it fits no other question, and no later one. It opens a page with the question and a form. A
-GET never answers, since mail scanners follow links. The sender of the answer is the person whom the link names.
+GET never answers, since mail scanners follow links. The sender of the answer is the person whom the link names, with
+the user who made the link, who could name anyone.
 
 The signed part is no input of a path, since audit lines have those: who reads the log must not be able to answer.
 """
@@ -107,6 +108,11 @@ class _Signed(NamedTuple):
     expires_at: int
     nonce: str
 
+    @property
+    def sender(self) -> str:
+        """Sender of the answer."""
+        return f"{self.person}, by a link of {self.made_by}"
+
     @classmethod
     def read(cls, call: Call, link: str) -> Self:
         """Return the content of a link. Raises `Problem` if it was not signed with the secret of the service."""
@@ -189,7 +195,8 @@ async def show_answer_link(call: Call, given: OneLink) -> LinkedQuestion:
 async def answer_by_link(call: Call, given: AnswerByLink) -> AnswerView:
     """Answer a question by a link.
 
-    The link is the permission: no token is needed. The sender of the answer is the person whom the link names.
+    The link is the permission: no token is needed. The sender of the answer is the person whom the link names, with the
+    user who made the link: `carol@example.com, by a link of eve`.
     """
     signed = _Signed.read(call, given.link)
     partition, question = await _open_question(call, signed)
@@ -199,7 +206,7 @@ async def answer_by_link(call: Call, given: AnswerByLink) -> AnswerView:
         shows=question.shows,
         answer_id=f"link-{signed.nonce}-{answer_digest(repr(given.value))}",
     )
-    stored = await store_answer(call, partition, signed.task_id, signed.wait, answer, by=signed.person)
+    stored = await store_answer(call, partition, signed.task_id, signed.wait, answer, by=signed.sender)
     logger.bind(audit="answer_by_link", user=signed.person, made_by=signed.made_by, id=signed.task_id).info(
         "{} has answered wait {!r} of task {} by a link of {}",
         signed.person,
