@@ -11,8 +11,9 @@ from perdure import Settings
 
 @pytest.fixture
 def log() -> Iterator[list[str]]:
-    """Lines of the log, without time and level."""
+    """Lines of the log, without time and level. A test before may have disabled it."""
     lines: list[str] = []
+    logger.enable("perdure")
     sink = logger.add(lambda message: lines.append(str(message)), format="{message}")
     yield lines
     logger.remove(sink)

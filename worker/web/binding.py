@@ -36,6 +36,9 @@ _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosni
 _PING: Final = 15
 """Seconds between two comments of an event stream, which keep proxies from closing it."""
 
+_CANCEL_AGAIN: Final = 0.5
+"""Seconds after which an operation that does not end is cancelled again."""
+
 _MAX_FIELDS: Final = 5_000
 """Fields of a form at most."""
 
@@ -115,9 +118,10 @@ async def _run(known: Operation[Any, Any], call: Call, given: BaseModel, request
             raise ClientDisconnect
         return running.result()
     finally:
-        for task in (running, leaving):
-            task.cancel()
-        await asyncio.wait((running, leaving))
+        while not (running.done() and leaving.done()):  # asyncio.wait_for may swallow a cancellation up to Python 3.11
+            running.cancel()
+            leaving.cancel()
+            await asyncio.wait((running, leaving), timeout=_CANCEL_AGAIN)
 
 
 async def _client_gone(request: Request) -> None:
