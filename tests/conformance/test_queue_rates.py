@@ -160,11 +160,15 @@ async def test_the_cost_of_queue_numbers_is_constant(
         found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         return int(found["total_commands_processed"]), int(found["total_net_output_bytes"])
 
-    async def cost() -> tuple[int, int]:
+    async def cost_once() -> tuple[int, int]:
         before = await spent()
         await list_queues(gateway, namespace)
         after = await spent()
         return after[0] - before[0], after[1] - before[1]
+
+    async def cost() -> tuple[int, int]:
+        """Return the least of several: a replica acknowledges once a second, which counts too."""
+        return min([await cost_once() for _ in range(3)])
 
     await producer.enqueue_many("t", [{}] * 2, queue="default")
     await read_one(a)
