@@ -66,6 +66,15 @@ async def test_questions_are_listed_with_what_they_show(client_of: ClientOf, ask
     assert (await viewer.get("/questions", params={"queue": "other"})).status_code == 404
 
 
+async def test_a_question_names_a_task_whose_name_is_in_its_envelope_only(
+    client_of: ClientOf, app: App, ask: Ask
+) -> None:
+    await app.producer.enqueue("pay", {"order": 17}, queue="test", headers={"enqueued-by": "shop"})
+    await work_off(app)
+    [found] = (await client_of(Role.VIEWER).get("/questions")).json()["items"]
+    assert found["task"] == "pay"
+
+
 async def test_the_list_has_pages(client_of: ClientOf, ask: Ask) -> None:
     ids = [await ask(order) for order in range(3)]
     viewer, found, cursor = client_of(Role.VIEWER), list[str](), dict[str, str]()

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from ....queues.errors import AnswerRefused, DecryptionError, InvalidAnswer, PerdureError, TaskEnded
 from ....queues.keys import Partition
+from ....queues.records import read_tasks
 from ....queues.waits import (
     TOKEN_LENGTH,
     AnswerReceipt,
@@ -293,8 +294,8 @@ async def question_views(call: Call, partition: Partition, task_id: str, waits: 
     gateway = call.producer.gateway
     if not waits.open:
         return []
-    name = await gateway.command("HGET", partition.record(task_id), "task")
-    task = None if name is None else name.decode("utf-8", "backslashreplace")
+    (record,) = await read_tasks(gateway, partition, [task_id])
+    task = None if record is None else record.task
     views: list[QuestionView] = []
     for wait in waits.open:
         by = None
