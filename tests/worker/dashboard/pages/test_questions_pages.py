@@ -151,7 +151,7 @@ async def test_a_link_is_made_and_shown_once(visit: Visit, ask: Ask) -> None:
     assert (page.status_code, "For carol, asked by eve" in page.text) == (200, True)
     answered = await visit(url, form={"f0": "true", "f2": "3"})
     assert (answered.status_code, "Your answer is stored, carol" in answered.text) == (200, True)
-    assert "&#39;carol&#39; has answered" in (await visit(path, Role.APPROVER)).text
+    assert "&#39;carol, by a link of eve&#39; has answered" in (await visit(path, Role.APPROVER)).text
 
 
 async def test_a_question_is_answered_in_a_browser(browser_page: BrowserPage, ask: Ask) -> None:
@@ -200,7 +200,7 @@ async def test_a_person_without_an_account_answers_in_a_browser(browser_page: Br
     await check_accessible(page)
     browser_page.expected.append("status of 409")
     await page.goto(url)
-    await expect(page.get_by_role("alert")).to_contain_text("'carol@example.com' has answered")
+    await expect(page.get_by_role("alert")).to_contain_text("'carol@example.com, by a link of")
 
 
 async def test_pictures_of_questions(browser_page: BrowserPage, ask: Ask) -> None:
