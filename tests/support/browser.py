@@ -122,10 +122,20 @@ async def screenshot(page: Page, name: str) -> None:
         return
     IMAGES.mkdir(parents=True, exist_ok=True)
     await page.evaluate("document.querySelector('footer').hidden = true")  # it names the server of the test
+    await page.evaluate(_RENAME, str(ROOT))
     for look in LOOKS:
         await set_look(page, look)
         await page.screenshot(path=IMAGES / f"{name}-{look}.png", full_page=True, animations="disabled")
     await set_look(page, "light")
 
+
+_RENAME: Final = """root => {
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const folder = new RegExp(root.replace(/[.*+?^${}()|[\\]\\\\]/g, "\\\\$&") + "(/build/[^/]+)?", "g");
+    while (texts.nextNode()) {
+        texts.currentNode.data = texts.currentNode.data.replace(folder, "/srv/shop");
+    }
+}"""
+"""Replaces the folder of the project in tracebacks, which is another one on each machine."""
 
 SCREENSHOTS: Final = "PERDURE_SCREENSHOTS"
