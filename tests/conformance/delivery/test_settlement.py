@@ -295,9 +295,12 @@ async def test_the_result_is_kept_for_its_retention(gateway: Gateway, partition:
     assert 11_000 < (await lifetimes(gateway, partition, "x"))["record"] <= 12_500
 
 
-async def test_a_retention_near_zero_raises_nothing(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+async def test_a_retention_near_zero_deletes_the_record(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
     await succeed(gateway, delivery, "x", b"1", Counters(), ran=0, ttl=0.0001)
-    assert await gateway.command("PTTL", partition.record("x")) != -1
+    while await gateway.command("EXISTS", partition.record("x")):  # noqa: ASYNC110 - Redis tells nobody
+        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("act", ["reschedule", "release"])
