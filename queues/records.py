@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import orjson
 
+from .defaults import MAX_SECONDS
 from .envelope import readable_envelope, shown_data
 from .errors import DecryptionError, LargeValueLost, QueueError, Refused, UnreadableRecord
 from .junk import count_of, is_entry_id, shown_bytes
@@ -73,6 +74,7 @@ class Record:
 
     Attributes:
         app: Name of the app whose workers run it; None if any app with a task of this name may.
+        due_at: Time at which it runs next if nothing else comes first; None if it waits without a time limit.
         args, result: As they are stored, possibly encrypted. `shown_arguments` and `shown_result` are for display.
         worker: Worker that runs it, or ran it last.
         started_at: Start of the current run. None before its first heartbeat.
@@ -262,6 +264,9 @@ _FIELDS: Final = (
 _OF_A_RUN: Final = (b"run", b"began", b"alive", b"step", b"step_at")
 """Fields of one run, by its delivery count: heartbeats store them."""
 
+_NEVER: Final = MAX_SECONDS * 500
+"""Due times after this one, in milliseconds, belong to waits without a time limit: they last for `MAX_SECONDS`."""
+
 
 async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> Record | None:
     """Return the task's record, or None. Raises `UnreadableRecord`."""
@@ -401,7 +406,7 @@ def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -
         crashes=_number(fields, b"crashes") or 0,
         replays=_number(fields, b"replays") or 0,
         enqueued_at=at,
-        due_at=row.due,
+        due_at=None if row.due is not None and row.due > _NEVER else row.due,
         finished_at=_number(fields, b"finished"),
         ran_ms=_number(fields, b"ran"),
         worker=owner or _text(fields, b"worker"),

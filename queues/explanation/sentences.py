@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ..catalog import CatalogTask
-from ..defaults import MAX_SECONDS
 from ..delivery.lost_tasks import Place
 from ..doubts import Doubt, undecided
 from ..event_log import TaskEvent
@@ -248,7 +247,7 @@ def _waiting(facts: Facts) -> _Said:
     event, data = _wait_started(facts.events, what)
     on, why = data.get("on") or None, data.get("why") or None
     since = None if event is None else event.at
-    until = None if record.due_at is None or record.due_at > MAX_SECONDS * 500 else record.due_at
+    until = record.due_at
     if what.startswith("version"):
         number, of, task = what.removeprefix("version ").partition(" of ")
         text = (

@@ -21,6 +21,7 @@ from perdure.queues import (
     WaitNotFound,
     read_record,
 )
+from perdure.queues.defaults import MAX_SECONDS
 from perdure.queues.delivery.checkpoint import Entry
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import Counters, park, succeed
@@ -231,6 +232,22 @@ async def test_an_answer_wakes_the_task_that_waits_for_it(producer: Producer, pa
     assert await gateway.command("ZSCORE", partition.due, "t") == later, "the run does not wait for this one"
     await answer_wait(gateway, partition, "t", "approval", 1)
     assert float(await gateway.command("ZSCORE", partition.due, "t")) < float(later)
+
+
+@pytest.mark.parametrize(("delay", "limited"), [(60, True), (MAX_SECONDS, False)])
+async def test_a_wait_without_a_time_limit_is_due_at_no_time(
+    producer: Producer, partition: Partition, delay: float, limited: bool
+) -> None:
+    gateway = producer.gateway
+    delivery = await started(producer, partition)
+    await write(gateway, delivery, opened("approval"))
+    await park(
+        gateway, delivery, "t", Counters(), delay=delay, waits="answer", conditions=[("answer", "approval")], entries=1
+    )
+    record = await read_record(gateway, partition, "t")
+    assert record is not None
+    assert record.state is State.WAITING
+    assert (record.due_at is not None) == limited
 
 
 async def test_an_answer_before_the_park_is_seen_by_it(producer: Producer, partition: Partition) -> None:

@@ -180,7 +180,7 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
             "approval",
             "(over 1000); without one it continues at ",
         ),
-        (explain(replace(WAITING, waits="message", due_at=10**15)), "message", "it is waiting for a message"),
+        (explain(replace(WAITING, waits="message", due_at=None)), "message", "it is waiting for a message"),
         (
             explain(replace(WAITING, waits="message or time")),
             "message or time",

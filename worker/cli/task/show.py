@@ -7,7 +7,6 @@ from typing import Final
 
 from ....queues.budgets.definition import UNITS
 from ....queues.budgets.store import Ledger
-from ....queues.defaults import MAX_SECONDS
 from ....queues.explanation.sentences import Explanation
 from ....queues.lanes import NORMAL, lane_of
 from ....queues.producer import Producer
@@ -60,7 +59,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
             "replays": record.replays or None,
             "enqueued": Time(record.enqueued_at),
             "waits": _wait(explained, since),
-            "due": None if _waits_forever(record) or record.paused_by is not None else Time(record.due_at),
+            "due": None if record.paused_by is not None else Time(record.due_at),
             "inbox": _inbox(record),
             "answers": f"{record.unused_answers} unused, see perdure task waiting {record.id}"
             if record.unused_answers
@@ -111,11 +110,6 @@ def _inbox(record: Record) -> str | None:
     if record.state is State.SUCCEEDED:
         return f"{record.unused} left unread at the end, see perdure task inbox {record.id}"
     return f"{record.unused} unread"
-
-
-def _waits_forever(record: Record) -> bool:
-    """Return whether a task waits without a time limit."""
-    return record.waits is not None and (record.due_at or 0) > MAX_SECONDS * 500
 
 
 def _of(number: int, limit: int | None) -> str:
