@@ -189,7 +189,7 @@ evaluate: install
 failover: install
 	$(BIN)/python -m tests.topology.failover
 
-# CHAOS: options of the run, such as CHAOS='--seconds 60 --seed 7'; see docs/how-to/chaos.md.
+# CHAOS: options of the run, such as CHAOS='--seconds 60 --seed 7'; see tests/chaos/README.md.
 chaos: install
 	$(BIN)/python -m tests.chaos $(CHAOS)
 

@@ -1,1 +1,1 @@
-"""The chaos suite (docs/how-to/chaos.md): a run under faults, journalled outside Redis, and its checker."""
+"""The chaos suite (tests/chaos/README.md): a run under faults, journalled outside Redis, and its checker."""

@@ -44,11 +44,15 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING, the pages of deploy/ and all of docs/, recursively."""
+    """README, CONTRIBUTING, the pages of deploy/, examples/, benchmarks/ and tests/, and all of docs/, recursively."""
     return [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         *sorted(ROOT.glob("deploy/*.md")),
+        *sorted(ROOT.glob("examples/*.md")),
+        *sorted(ROOT.glob("benchmarks/*.md")),
+        *sorted(ROOT.glob("tests/*.md")),
+        *sorted(ROOT.glob("tests/*/README.md")),
         *sorted(ROOT.glob("docs/**/*.md")),
     ]
 

@@ -1,4 +1,4 @@
-"""Table of the guards that were taken out, as docs/explanation/simulation.md has it."""
+"""Table of the guards that were taken out, as tests/simulation/README.md has it."""
 
 from __future__ import annotations
 

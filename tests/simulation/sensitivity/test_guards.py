@@ -79,5 +79,5 @@ def test_a_guard_has_a_seed_or_a_reason() -> None:
 
 def test_the_page_has_the_table() -> None:
     """`python -m tests.simulation.sensitivity --table` prints it."""
-    page = (ROOT / "docs/explanation/simulation.md").read_text()
+    page = (ROOT / "tests/simulation/README.md").read_text()
     assert "\n\n" + "\n".join(rows()) + "\n\n" in page
