@@ -183,6 +183,8 @@ bounded: install
 	$(BIN)/python -m pytest tests/system/test_bounded.py -rP $(UNLIMITED)
 
 # EVALUATE: options of pytest, such as EVALUATE='-k prompts'.
+# PROMPT_SCHEDULES: crashes of the prompts of a resumed agent; the default run has 40.
+evaluate: export PROMPT_SCHEDULES ?= 200
 evaluate: install
 	$(BIN)/python -m pytest tests/evaluation -m evaluation -n 0 -s $(UNLIMITED) $(EVALUATE)
 

@@ -25,7 +25,7 @@ from tests.support.workers import BOUND
 pytestmark = [pytest.mark.integration, pytest.mark.evaluation, pytest.mark.app("prompts", lease=30.0, check_state=True)]
 
 WIDE, NARROW = 128_000, 1_500
-SCHEDULES = int(os.environ.get("PROMPT_SCHEDULES", "200"))
+SCHEDULES = int(os.environ.get("PROMPT_SCHEDULES", "40"))
 PLACES = ("model", "asked", "did", "said")
 
 
