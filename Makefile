@@ -56,7 +56,7 @@ $(VENV)/python-ready:
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet $(GROUPS:%=--group %)
-	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,cron,prices,encryption,artifacts,vectors,postgres,embeddings,web]'
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,cron,prices,encryption,artifacts,vectors,postgres,embeddings,web,otel]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(SOURCES)

@@ -177,6 +177,7 @@ async def record_charge(run: Run, spent: Spent, amounts: Mapping[str, int], *, s
         None if "usd" not in amounts else Decimal(amounts["usd"]) / 1_000_000_000,
         spent.model or "",
     )
+    run.charged(charge)
     await record_call(run, CHARGES, RUNTIME.token(16), charge.encode(), MAX_CHARGES)
 
 

@@ -118,6 +118,11 @@ class CheckpointWriter:
         """Store an entry in one act with the first ones that are put; never without them."""
         self._first = (*self._first, entry)
 
+    @property
+    def holds_first(self) -> bool:
+        """Whether entries of `put_first` wait for others."""
+        return bool(self._first)
+
     def report(self, *entries: Entry) -> None:
         """Store the latest report: with the next entries, at most `PROGRESS_INTERVAL` after the last one.
 

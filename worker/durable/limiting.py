@@ -31,7 +31,6 @@ from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import retry_while_unavailable
 from ..errors import Reschedule, StepDefinitionError
 from ..log import log_wait
-from .journal.failure_record import is_unhandled
 from .journal.run_events import Waited, WaitStarted
 from .limit_tokens import HeldToken, RunTokens, limit_calls
 from .run import Run, RunObserver
@@ -349,10 +348,8 @@ class _StepsInBlocks:
     async def __call__(self, call: StepCall, perform: Callable[[], Awaitable[Any]]) -> Any:
         blocks = _OPEN.get()
         if blocks and CURRENT_STEP.get() is None:
-            record = self._run.history.done.get(call.key) if call.recorded else None
-            recorded = call.recorded and (record is None or not is_unhandled(record))
             for block in blocks:
-                await block.before_step(recorded=recorded)
+                await block.before_step(recorded=call.recorded)
         return await (perform() if self._inner is None else self._inner(call, perform))
 
 

@@ -35,6 +35,7 @@ from .stop_reasons import STOP_RULES, LimitReason, ParkReason, Stop, StopReason,
 
 if TYPE_CHECKING:
     from .budget_left import BudgetLeft
+    from .call_records import Charge
     from .spent import Spent
 
 Observer = TypeVar("Observer")
@@ -92,6 +93,7 @@ class Run(HandlerTask):
         ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
         version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
+        is_agent: whether the task is an agent.
         codec, checked_name: the last step's function with its codec, and its name: a loop calls the same for all steps.
         constants: the `Constants` in arguments of its steps, None before `constants_of`.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
@@ -133,6 +135,7 @@ class Run(HandlerTask):
         "history",
         "host",
         "id",
+        "is_agent",
         "keys",
         "payload_limit",
         "redact",
@@ -190,6 +193,7 @@ class Run(HandlerTask):
         self.codec: tuple[object, Any] = _NO_STEP
         self.constants: Any = None
         self.checked_name: str | None = None
+        self.is_agent = False
         self.context: object | None = None
         self.files: StepFiles | None = None
         self.watch: Callable[[Run], Awaitable[None]] | None = None
@@ -202,7 +206,7 @@ class Run(HandlerTask):
         self._observers: tuple[RunObserver, ...] = ()
         self._recorder: CheckpointWriter | None = None
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
-        self._marks: tuple[str, ...] = ()
+        self._marks: tuple[Entry, ...] = ()
         self._leaving_itself = False
         """Whether the handler's own task makes the call that ends the run."""
 
@@ -231,7 +235,20 @@ class Run(HandlerTask):
     def mark(self, key: str) -> None:
         """Store a mark with the first record of this run, unless an earlier run has. For a run that has not started."""
         if key not in self.history.saved:
-            self._marks = (*self._marks, key)
+            self.leave(key, b"1")
+
+    def leave(self, key: str, value: bytes) -> None:
+        """Store a value with the first record of this run, in place of one that an earlier run has left."""
+        entry = Entry(Kind.SAVED, key, value)
+        if self._recorder is None:
+            self._marks = (*self._marks, entry)
+        else:
+            self._recorder.put_first(entry)
+
+    def store_left(self) -> None:
+        """Store what `leave` has left, soon and before the outcome, although the run has recorded nothing."""
+        if self._recorder is None or self._recorder.holds_first:
+            self.recorder.put_soon()
 
     def keep_order(self) -> None:
         """Refuse new steps that come before recorded ones of their scope. Called before the handler starts."""
@@ -301,7 +318,7 @@ class Run(HandlerTask):
             if self._new_version:
                 self._recorder.put_first(Entry(Kind.SAVED, VERSION, b"%d" % self.version))
             for mark in self._marks:
-                self._recorder.put_first(Entry(Kind.SAVED, mark, b"1"))
+                self._recorder.put_first(mark)
         return self._recorder
 
     @property
@@ -346,6 +363,8 @@ class Run(HandlerTask):
 
     def close(self) -> CheckpointWriter | None:
         """Refuse further writes into the checkpoint. Return the writer, which the caller closes, if there is one."""
+        for observer in self._observers:
+            observer.on_close()
         self.closed = self.stopped = True
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
         self._observers, self.around_step, self.codec, self.context = (), None, _NO_STEP, None
@@ -494,6 +513,11 @@ class Run(HandlerTask):
         if stored and self._observers:
             self.progressed()
 
+    def charged(self, charge: Charge) -> None:
+        """Notify the observers of the cost of a call."""
+        for observer in self._observers:
+            observer.on_charge(charge)
+
     def replayed(self, number: int) -> None:
         """Notify the observers that a call has met an event of an earlier run."""
         for observer in self._observers:
@@ -603,6 +627,12 @@ class RunObserver:
 
     async def on_settled(self, run: Run, stop: StopReason, *, ended: bool) -> None:
         """The outcome of the run is stored. stop: its reason. ended: whether the attempt has ended with it."""
+
+    def on_charge(self, charge: Charge) -> None:
+        """A step or the handler has said what a call has cost."""
+
+    def on_close(self) -> None:
+        """The run is over, whether an outcome of it is stored or not. Must not raise."""
 
     async def on_checkpoint(self) -> None:
         """The handler asked to store what is not stored yet."""

@@ -19,6 +19,9 @@ from ....queues.wording import shortened
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
 
+TRACE: Final = "#trace"
+"""Checkpoint key of the W3C trace context of the last run that left one."""
+
 SNAPSHOT: Final = "#state"
 """Checkpoint key of the snapshot of an agent's state."""
 

@@ -239,7 +239,8 @@ class StepCall:
         key: the name that identifies the step within the task, such as `page#2`.
         tool: name of the tool if the step is a tool call.
         attempt: number of the current try of the function, from 1.
-        recorded: whether the result comes from the record of an earlier run, so that the function is not called.
+        recorded: whether the outcome comes from the record of an earlier run, so that the function is not called.
+        call_id: the id that the model gave to the call of a tool, if it has one.
     """
 
     name: str
@@ -247,6 +248,7 @@ class StepCall:
     tool: str | None = None
     attempt: int = 1
     recorded: bool = False
+    call_id: str | None = None
 
 
 async def check_call(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:

@@ -57,7 +57,15 @@ from .codec import (
     store_step_result,
 )
 from .current import CURRENT_RUN, CURRENT_STEP, AlreadyDone, Step, StepCall, StepOptions, check_call, check_name
-from .failures import drop_failures, handle_failures, kept_entries, meet_failure, note_cut_off, note_failure
+from .failures import (
+    calls_again,
+    drop_failures,
+    handle_failures,
+    kept_entries,
+    meet_failure,
+    note_cut_off,
+    note_failure,
+)
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .matching import check_order, gap_before, match_step
 from .tool_calls import LoggedCall, close_call
@@ -119,7 +127,13 @@ async def run_step(
         keys.append(match[0])
     if run.around_step is None:
         return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool, caller)
-    call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
+    former = match[1]
+    recorded = former is not None and not (former[:1] == FAILURE and calls_again(run, former[1:]))
+    call = (
+        StepCall(name, match[0], recorded=recorded)
+        if tool is None
+        else StepCall(name, match[0], tool.name, recorded=recorded, call_id=tool.call_id)
+    )
     return await _hooked(
         run, call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, caller, call)
     )

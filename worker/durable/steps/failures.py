@@ -251,6 +251,14 @@ async def forget_failures(run: Run) -> None:
         await run.recorder.put(*entries, wait=False)
 
 
+def calls_again(run: Run, data: bytes) -> bool:
+    """Return whether a step with this failure on record is called again; see `meet_failure`."""
+    record = FailureRecord.decode(data)
+    if record.state is FailureState.FAILED:
+        return record.message != run.delivery.entry.decode()
+    return record.state is FailureState.OPEN
+
+
 async def meet_failure(run: Run, key: str, data: bytes, caller: asyncio.Task[Any] | None) -> int:
     """Raise the recorded failure of a step again. Return how many tries have ended if it is called again.
 

@@ -72,6 +72,11 @@ class LoggedCall:
         self._arguments, self._size = _by_name(fn, args, kwargs)
         self._options = options
 
+    @property
+    def call_id(self) -> str | None:
+        """The id that the model gave to the call."""
+        return self._options.call
+
     def event(self, run: Run, key: str, result: Any, attempt: int, took: int) -> Event:
         """Return the event of the finished call. result: JSON data. took: milliseconds.
 
