@@ -32,6 +32,7 @@ import yaml
 from perdure import Producer, TaskHandle
 from perdure.worker.settings import load_settings
 
+from tests.support.notify_socket import NotifySocket
 from tests.support.paths import ROOT
 from tests.support.servers import SYSTEM, RedisServer, find_program
 
@@ -39,6 +40,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.integration]
 
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "perdure-worker@.service"
+
+WATCHED = 0.3
+"""Seconds of a watchdog that is shorter than that of the unit."""
 
 LEAVING = 15.0
 """Seconds beyond a worker's grace: cancelled runs give their tasks back, it leaves the groups, and its supervisor tells
@@ -472,6 +476,14 @@ class Unit:
                 words.append(substituted(word, self.environment))
         return words
 
+    def notifying(self, systemd: NotifySocket, watchdog: float | None = None) -> dict[str, str]:
+        """Return the environment that systemd gives to a service of Type=notify.
+
+        watchdog: seconds instead of WatchdogSec.
+        """
+        limit = seconds(self.one("WatchdogSec")) if watchdog is None else watchdog
+        return self.environment | {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": str(int(limit * 1e6))}
+
     def one(self, name: str) -> str:
         (value,) = self.settings[name]
         return value
@@ -521,17 +533,94 @@ async def test_a_reload_of_the_unit_replaces_its_workers(
 ) -> None:
     program, signal_name, target = unit.one("ExecReload").split()
     assert (program, target) == ("/bin/kill", "$MAINPID")
+    assert (unit.one("Type"), unit.one("NotifyAccess")) == ("notify", "main")
     handle = await enqueue(image, producer, steps=3, seconds=0.1)
-    with Program(unit.command, unit.environment, Path(unit.one("WorkingDirectory"))).started() as supervisor:
+    with (
+        NotifySocket(unit.folder / "notify") as systemd,
+        Program(unit.command, unit.notifying(systemd), Path(unit.one("WorkingDirectory"))).started() as supervisor,
+    ):
+        await systemd.until(READY="1")
         before = carriers(await handle.result(timeout=20))
+        await systemd.until(STATUS="2 of 2 workers ready")
         call([program, signal_name, str(supervisor.pid)])
+        await systemd.until(RELOADING="1")
+        await systemd.until(READY="1")
         with anyio.fail_after(20):
             while any(psutil.pid_exists(int(worker.rpartition("-")[2])) for worker in before):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         again = await enqueue(image, producer, steps=3, seconds=0.1)
         after = carriers(await again.result(timeout=20))
         assert supervisor.stop(seconds(unit.one("TimeoutStopSec"))) == 0
+        await systemd.until(STOPPING="1")
     assert not before.keys() & after.keys()
+
+
+async def test_the_watchdog_of_the_unit_gets_no_answer_from_a_stopped_process(
+    image: Image, unit: Unit, producer: Producer
+) -> None:
+    with (
+        NotifySocket(unit.folder / "notify") as systemd,
+        Program(
+            unit.command, unit.notifying(systemd, WATCHED), Path(unit.one("WorkingDirectory"))
+        ).started() as supervisor,
+    ):
+        await systemd.until(WATCHDOG="1")
+        os.kill(supervisor.pid, signal.SIGSTOP)
+        with anyio.fail_after(20):
+            while psutil.Process(supervisor.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        systemd.drain()
+        await anyio.sleep(WATCHED)  # after which systemd would end it
+        assert systemd.drain() == []
+        os.kill(supervisor.pid, signal.SIGCONT)
+        await systemd.until(WATCHDOG="1")
+        assert supervisor.stop(seconds(unit.one("TimeoutStopSec"))) == 0
+
+
+async def test_a_worker_without_supervisor_does_not_answer_the_watchdog_while_its_loop_is_blocked(
+    image: Image, unit: Unit, producer: Producer
+) -> None:
+    (unit.folder / "app.py").write_text(BLOCKS)
+    fifo = unit.folder / "fifo"
+    os.mkfifo(fifo)
+    command = [*unit.command[: unit.command.index("app.py:app") + 1], "--no-supervisor"]
+    with (
+        NotifySocket(unit.folder / "notify") as systemd,
+        Program(command, unit.notifying(systemd, WATCHED), unit.folder).started() as worker,
+    ):
+        await systemd.until(READY="1")
+        await systemd.until(STATUS="0 of 16 slots in use")
+        await producer.enqueue("block", {"fifo": str(fifo)}, queue="blocks")
+        writer = await open_when_read(fifo)
+        systemd.drain()
+        await anyio.sleep(WATCHED)
+        assert systemd.drain() == []
+        os.close(writer)
+        await systemd.until(WATCHDOG="1")
+        assert worker.stop(seconds(unit.one("TimeoutStopSec"))) == 0
+        await systemd.until(STOPPING="1")
+
+
+BLOCKS = """
+from pathlib import Path
+from perdure import App
+
+app = App("blocks")
+
+@app.task
+async def block(ctx, fifo: str) -> None:
+    Path(fifo).read_bytes()
+"""
+
+
+async def open_when_read(fifo: Path) -> int:
+    """Open a pipe when another process reads it. That process is blocked until the descriptor is closed."""
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                await anyio.sleep(0.01)
 
 
 def test_the_unit_gives_a_worker_more_time_than_its_grace(unit: Unit) -> None:

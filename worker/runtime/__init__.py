@@ -14,6 +14,7 @@
     webhook_posting.py   posts it to a URL; also imported by the supervisor, which imports no run
     shared_settings.py   settings that all workers of a namespace share
     supervisor_link.py   the worker's end of the pipes to its supervisor
+    service_manager.py   notifications to systemd: ready, reloading, stopping, and its watchdog
     burst.py             work until the queues are empty
     maintenance/         background duties: promote, clean up, register
     health/              is the worker alive, connected, consuming, making progress?

@@ -11,6 +11,7 @@ from ..log import logger
 from ..runtime.children.child import Child
 from ..runtime.children.processes import Children
 from ..runtime.children.quarantine_pool import QuarantinePool
+from ..runtime.service_manager import ServiceManager
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
 
@@ -133,9 +134,15 @@ class WorkerPool:
     """All children that a supervisor keeps running: the slots of the ordinary ones, and the quarantine pool."""
 
     def __init__(
-        self, config: SupervisorConfig, app: AppInfo, registry: SupervisorRegistry, children: Children
+        self,
+        config: SupervisorConfig,
+        app: AppInfo,
+        registry: SupervisorRegistry,
+        children: Children,
+        service: ServiceManager,
     ) -> None:
         self._registry = registry
+        self._service = service
         self._children = children
         self._burst = config.burst
         self._burst_poll = config.timings.burst_poll
@@ -226,10 +233,12 @@ class WorkerPool:
             await self._reload.wait()
             self._reload = anyio.Event()
             logger.info("reload started: replacing all workers, one at a time")
+            self._service.reloading()
             if await self._replace_all():
                 logger.info("reload finished: all workers replaced")
             else:
                 logger.error("reload stopped: a new worker failed to start (see above); keeping the remaining workers")
+            self._service.ready()
 
     async def _replace_all(self) -> bool:
         self._children.discard_spare()

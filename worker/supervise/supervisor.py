@@ -20,6 +20,7 @@ from ..log import logger
 from ..runtime.children.child import Child, ChildCommand, exit_status_text, wait_any
 from ..runtime.children.processes import Children, StallMonitor, health_of
 from ..runtime.health.report import CombinedReport
+from ..runtime.service_manager import ServiceManager
 from ..runtime.webhook_posting import WebhookEvent, WebhookQueue
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
@@ -29,8 +30,9 @@ from .pool import WorkerPool
 class Supervisor:
     """One supervisor. `await Supervisor(config).run()` returns its exit code."""
 
-    def __init__(self, config: SupervisorConfig) -> None:
+    def __init__(self, config: SupervisorConfig, service: ServiceManager | None = None) -> None:
         self._config = config
+        self._service = service or ServiceManager()
         self._running: Iterable[Child] = ()
         self._registry: SupervisorRegistry | None = None
         self._pool: WorkerPool | None = None
@@ -43,6 +45,16 @@ class Supervisor:
     def health(self) -> CombinedReport:
         """Return the health of the workers. Thread-safe."""
         return health_of(self._running, self._config.timings.heartbeat_limit)
+
+    def status(self) -> str:
+        """Return a line for the service manager."""
+        ready = sum(report.ready for report in self.health().ordinary)
+        text = f"{ready} of {counted(self._config.processes, 'worker')} ready"
+        if self._stop_requests:
+            return "stopping"
+        if self._registry is not None and self._registry.state.paused:
+            return f"paused after crashes, {text}; see 'perdure worker list'"
+        return text
 
     async def run(self) -> int:
         """Supervise until a signal requests a stop or, in a burst, until all tasks are done. Return the exit code.
@@ -63,6 +75,7 @@ class Supervisor:
             )
             self._background = background
             self._running = self._children
+            background.start_soon(self._service.run, lambda: True, self.status)  # its watchdog watches this loop
             with self._signals():
                 code = 0
                 try:
@@ -158,7 +171,8 @@ class Supervisor:
                 app.namespace.name,
                 app.address.described,
             )
-        self._pool = WorkerPool(config, app, registry, self._children)
+        self._service.ready()
+        self._pool = WorkerPool(config, app, registry, self._children, self._service)
         if self._reload_requested:  # before there was a pool; the first child may have loaded the old code
             self._pool.reload()
         self._background.start_soon(registry.run)
@@ -215,6 +229,7 @@ class Supervisor:
     async def _drain(self) -> bool:
         """Stop all children, and kill those that exceed the limit; return whether all exited in time."""
         self._stop_requests = max(1, self._stop_requests)
+        self._service.stopping()
         self._children.close()
         for child in self._children:
             while child.stop_requests < min(2, self._stop_requests):

@@ -31,12 +31,14 @@ from perdure.worker.log import logger
 from perdure.worker.runtime.children.child import Child, ChildPipe, PipedProcess, SupervisorTimings
 from perdure.worker.runtime.children.processes import StallMonitor
 from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
+from perdure.worker.runtime.service_manager import ServiceManager
 from perdure.worker.settings import Settings
 from perdure.worker.supervise import crash_counter
 from perdure.worker.supervise.config import SupervisorConfig
 from perdure.worker.supervise.supervisor import Supervisor, run_alert
 
 from tests.support.lossy_proxy import LossyProxy
+from tests.support.notify_socket import NotifySocket
 from tests.support.paths import PROGRAMS
 from tests.support.processes import JournalLine, WorkerProcesses
 from tests.support.servers import BUNDLED, RedisServer, find_program
@@ -65,6 +67,7 @@ class Harness:
     journal: WorkerProcesses
     patch: pytest.MonkeyPatch
     timings: SupervisorTimings = TIMINGS
+    service: ServiceManager | None = None
     running: list[asyncio.Task[int]] = field(default_factory=list)
 
     async def start(self, processes: int = 2, **config: Any) -> Supervisor:
@@ -91,7 +94,8 @@ class Harness:
 
     async def start_without_waiting(self, processes: int = 2, *, isolated: int = 2, **config: Any) -> Supervisor:
         command = (sys.executable, "-X", "faulthandler", "-S", str(PRETENDER))
-        supervisor = Supervisor(SupervisorConfig(command, processes, isolated, timings=self.timings, **config))
+        settings = SupervisorConfig(command, processes, isolated, timings=self.timings, **config)
+        supervisor = Supervisor(settings, self.service)
         self.running.append(asyncio.create_task(supervisor.run()))
         return supervisor
 
@@ -633,6 +637,43 @@ async def test_a_reload_during_start_up_is_done_after_it(harness: Harness) -> No
     first = await harness.until_ready(1)
     await harness.until_received(first, "stop")
     await harness.until_ready(2)
+
+
+async def test_the_service_manager_is_notified_of_the_state(harness: Harness, tmp_path: Path) -> None:
+    with NotifySocket(tmp_path / "notify") as systemd:
+        harness.service = ServiceManager(systemd.name, watchdog=0.3)
+        supervisor = await harness.start(processes=2)
+        assert "of 2 workers ready" in (await systemd.until())["STATUS"]  # before it is ready
+        await systemd.until(READY="1")
+        await systemd.until(WATCHDOG="1")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await systemd.until(RELOADING="1")
+        await systemd.until(READY="1")
+        assert len(harness.ready()) == 4  # the reload had ended
+        supervisor.stop()
+        await systemd.until(STOPPING="1")
+        assert await harness.exit_code() == 0
+
+
+async def test_a_supervisor_that_starts_paused_is_ready_for_the_service_manager(
+    harness: Harness, tmp_path: Path
+) -> None:
+    harness.set_app_info(crash_threshold=0)
+    await harness.start(processes=1)
+    harness.order(harness.ready()[0], "kill SIGKILL")
+
+    async def paused() -> bool:
+        return (await harness.info()).paused_since > 0
+
+    await wait_until(paused, "the pause")
+    harness.running[0].cancel()
+    await asyncio.wait([harness.running[0]])
+    with NotifySocket(tmp_path / "notify") as systemd:
+        harness.service = ServiceManager(systemd.name, watchdog=0.03)
+        await harness.start_without_waiting(processes=1)
+        await systemd.until(READY="1")  # else systemd would end it as one that does not start
+        await systemd.until(STATUS="paused after crashes, 0 of 1 worker ready; see 'perdure worker list'")
+        await systemd.until(WATCHDOG="1")
 
 
 async def test_a_supervisor_stops_when_its_terminal_is_closed(harness: Harness) -> None:

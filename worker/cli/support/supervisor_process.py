@@ -11,6 +11,7 @@ import typer
 from ...log import configure_process_log
 from ...runtime.children.child import WORKER_COMMAND, pass_redis_url
 from ...runtime.children.quarantine_pool import default_children
+from ...runtime.service_manager import ServiceManager
 from ...settings import load_settings
 from ...supervise.config import SupervisorConfig
 from ...supervise.supervisor import Supervisor
@@ -38,7 +39,7 @@ def run_supervisor(
     settings = load_settings(**place.overrides())
     configure_process_log(settings.log_level, json=settings.log_json)
     config = supervisor_config(context, processes=processes, isolated=isolated, **options)
-    supervisor = Supervisor(config)
+    supervisor = Supervisor(config, ServiceManager.from_environment())
     with probe.serving(supervisor.health):
         code = anyio.run(supervisor.run)
     if code:

@@ -29,6 +29,7 @@ from ...app import App
 from ...durable.steps.current import log_fields
 from ...log import add_to_json, configure_process_log, logger
 from ...runtime.children.child import passed_redis_url
+from ...runtime.service_manager import ServiceManager
 from ...runtime.supervisor_link import SupervisorLink
 from ...runtime.worker import Worker
 from .app_loader import load_app
@@ -182,6 +183,7 @@ def run_worker(
     Args:
         settings: Options of the command line that override the app's settings.
     """
+    service = ServiceManager.from_environment()
     link = SupervisorLink.from_environment()
     supervised = None if link is None else SupervisedWorker(link)
     url = passed_redis_url()
@@ -202,7 +204,7 @@ def run_worker(
         return worker
 
     anyio.run(
-        partial(serve, make_worker, supervised, probe, burst=burst and not isolated),
+        partial(serve, make_worker, supervised, probe, burst=burst and not isolated, service=service),
         backend_options={"use_uvloop": find_spec("uvloop") is not None},
     )
 
@@ -219,12 +221,15 @@ async def serve(
     probe: ProbeOptions,
     *,
     burst: bool = False,
+    service: ServiceManager | None = None,
 ) -> None:
     """Run a worker in the running event loop until it is stopped, and end the process even if user code still runs.
 
     Args:
         supervised: Connection to the supervisor; None without one.
+        service: The service manager; by default none.
     """
+    service = service or ServiceManager()
     worker = make_worker()
     app = worker.app
     isolated = supervised is not None and supervised.link.role == "isolated"
@@ -237,7 +242,12 @@ async def serve(
     try:
         async with AsyncExitStack() as stack:
             stop = worker.stop if supervised is None else supervised.attach(worker)
-            await stack.enter_async_context(stop_on_signals(stop))
+
+            def on_signal() -> None:
+                service.stopping()
+                stop()
+
+            await stack.enter_async_context(stop_on_signals(on_signal))
             stack.enter_context(probe.serving(worker.health))
             await stack.enter_async_context(worker)
             if supervised is not None:
@@ -250,6 +260,12 @@ async def serve(
                 app.settings.namespace,
                 app.settings.address.described,
                 worker.concurrency,
+            )
+            stack.enter_context(
+                service.watching(
+                    lambda: worker.health().live,
+                    lambda: f"{worker.in_flight} of {counted(worker.concurrency, 'slot')} in use",
+                )
             )
             try:
                 await worker.run(burst=burst)

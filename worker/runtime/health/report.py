@@ -122,13 +122,13 @@ class CombinedReport:
     """
 
     def __init__(self, ordinary: Iterable[Report], isolated: Iterable[Report] = ()) -> None:
-        self._ordinary = list(ordinary)
-        self.reports = [*self._ordinary, *isolated]
+        self.ordinary = list(ordinary)
+        self.reports = [*self.ordinary, *isolated]
 
     @property
     def live(self) -> bool:
         """Whether an ordinary worker is live, or there is no such worker: the supervisor replaces the others."""
-        return not self._ordinary or any(report.live for report in self._ordinary)
+        return not self.ordinary or any(report.live for report in self.ordinary)
 
     @property
     def ready(self) -> bool:
