@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Never, Protocol, Self, TypeAlias, overload
 
+from ..deadletter.error_text import error_text
 from ..deadletter.policy import Retry
 from ..queues.durations import Duration
-from ..queues.errors import ConfigurationError
+from ..queues.errors import ConfigurationError, PerdureError
 from ..queues.keys import check_name
 from ..queues.lanes import Priority
 from ..queues.producer import Producer
@@ -72,11 +74,14 @@ class App:
 
     overrides: ClassVar[Mapping[str, object]] = {}
     """Settings of all apps of this process, in place of their own; `perdure.testing` sets them during a test."""
+    _loading: ClassVar[App | None] = None
+    """The app whose modules are being imported."""
 
     def __init__(
         self,
         name: str,
         *,
+        include: Sequence[str] = (),
         redis_url: str | None = None,
         namespace: str | None = None,
         settings: Settings | None = None,
@@ -90,6 +95,8 @@ class App:
         Args:
             name: name of the app in its tasks, logs and worker ids, and of the queue of its tasks. Workers run only the
                 tasks of their app.
+            include: names of the modules that register tasks with the app, such as `["shop.orders", "shop.mail"]`.
+                They may import the app: workers import them, see `load_modules`.
             redis_url: else PERDURE_REDIS_URL, else the embedded server.
             namespace: prefix of all keys, else PERDURE_NAMESPACE.
             settings: all settings, in place of those of the environment.
@@ -101,6 +108,12 @@ class App:
                 model; usage has `input_tokens` and `output_tokens`. For `ctx.spend(model=...)`.
         """
         self.name = check_name("app name (also the name of its queue)", name)
+        if (loading := App._loading) is not None and loading.name == name:
+            raise ConfigurationError(
+                f"app {name!r} exists twice, since its module was imported under two names: keep the app in a module "
+                "that others import under one name, and start workers with that name, such as shop.app:app"
+            )
+        self.include = _check_modules(name, include)
         if isinstance(aliases, str) or not isinstance(aliases, Iterable):
             raise ConfigurationError(f"aliases of app {name!r} must be a list of names, got {aliases!r}")
         self.aliases = frozenset(check_name("alias of an app", alias) for alias in aliases)
@@ -144,6 +157,28 @@ class App:
         given = {name: value for name, value in settings.items() if value is not None}
         self._settings = load_settings(**(self._own_settings().model_dump(exclude_unset=True) | given))
         self._encryptor = None
+
+    def load_modules(self) -> None:
+        """Import the modules of `include`, so that their tasks are registered.
+
+        Each `Worker` does so when it is made. A program that only enqueues imports the modules of the tasks that it
+        enqueues.
+
+        Raises:
+            ConfigurationError: A module cannot be imported; the text names it.
+        """
+        loading, App._loading = App._loading, self
+        try:
+            for module in self.include:
+                try:
+                    importlib.import_module(module)
+                except (Exception, SystemExit) as error:
+                    raise ConfigurationError(
+                        f"app {self.name!r} could not import {module!r}, which it includes: "
+                        f"{_import_problem(module, error)}"
+                    ) from error
+        finally:
+            App._loading = loading
 
     @property
     def encryptor(self) -> Encryptor:
@@ -648,6 +683,30 @@ class App:
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, tasks={sorted(self.tasks)})"
+
+
+def _check_modules(app: str, include: object) -> tuple[str, ...]:
+    """Return the names of modules. Raises `ConfigurationError`."""
+    if isinstance(include, str) or not isinstance(include, Iterable):
+        raise ConfigurationError(f"include of app {app!r} must be a list of names of modules, got {include!r}")
+    modules = tuple(include)
+    for module in modules:
+        if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigurationError(
+                f"include of app {app!r} must name modules in full, such as 'shop.orders', got {module!r}"
+            )
+    return modules
+
+
+def _import_problem(module: str, error: BaseException) -> str:
+    """Return why the import of a module failed, as one line."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return (
+            f"no module {error.name!r} is on the import path; install it, or start in the folder that contains it, "
+            f"with an APP such as {module.partition('.')[0]}.app:app"
+        )
+    text = error_text(error).partition("\n")[0]
+    return text if isinstance(error, PerdureError) else f"{type(error).__name__}: {text}"
 
 
 def _forget(opened: OpenedApp) -> None:

@@ -86,16 +86,18 @@ class Worker:
                 one at a time. With the role "isolated", the worker runs quarantined tasks only.
 
         Raises:
-            ConfigurationError: The app has no tasks and `queues` is empty, or another argument is wrong.
+            ConfigurationError: The app has no tasks and `queues` is empty, a module that it includes cannot be
+                imported, or another argument is wrong.
         """
         check_arguments(app, concurrency, queues, name)
+        app.load_modules()
         self.app = app
         self.settings = app.settings
         self.queues = tuple(queues or app.tasks.queues)
         if not self.queues:
             raise ConfigurationError(
-                f"app {app.name!r} has no tasks, so there is no queue to work on; import the modules that define them "
-                "with @app.task where the app is imported from, or name the queues"
+                f"app {app.name!r} has no tasks, so there is no queue to work on; name the modules that define them: "
+                f"App({app.name!r}, include=[...]), or name the queues"
             )
         self.id = f"{name or app.name}-{RUNTIME.host()}-{RUNTIME.pid()}-{RUNTIME.token(3)}"
         self.concurrency = concurrency

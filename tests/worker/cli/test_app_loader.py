@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from perdure import App, Worker
+from perdure.queues.errors import ConfigurationError
 from perdure.worker.cli.support.app_loader import load_app
 from perdure.worker.cli.support.errors import Misuse
 
@@ -134,3 +138,57 @@ def test_an_attribute_that_is_not_an_app_is_refused() -> None:
 def test_a_module_without_an_app_is_refused() -> None:
     write("jobs.py", "x = 1\n")
     assert refusal("jobs:app") == "jobs: has no 'app'; define one: app = App('name')"
+
+
+SHOP = "from perdure import App\napp = App('shop', include=['pack.mail', 'pack.orders'])\n"
+TASK = "from pack.app import app\n@app.task\nasync def {}(ctx): ...\n"
+
+
+def write_package(**modules: str) -> None:
+    for name, text in {"__init__": "", "app": SHOP, **modules}.items():
+        write(f"pack/{name}.py", text)
+
+
+def test_the_modules_that_an_app_includes_are_imported_though_they_import_the_app() -> None:
+    write_package(mail=TASK.format("send"), orders="import pack.mail\n" + TASK.format("order"))
+    assert sorted(load_app("pack.app:app").tasks) == ["order", "send"]
+
+
+def test_an_included_module_that_fails_is_named_with_its_line() -> None:
+    write_package(mail=TASK.format("send") + "1 / 0\n", orders="")
+    said = (
+        f"app 'shop' could not import 'pack.mail', which it includes: ZeroDivisionError: division by zero ({Path.cwd()}"
+    )
+    assert refusal("pack.app:app") == f"{said}/pack/mail.py:4)"
+
+
+def test_a_missing_included_module_is_named_with_the_remedy() -> None:
+    write_package(mail="")
+    assert "'pack.orders', which it includes: no module 'pack.orders' is on the import path" in refusal("pack.app:app")
+
+
+def test_a_module_that_an_included_one_lacks_is_not_taken_for_it() -> None:
+    write_package(mail="import nothing_of_this_name\n")
+    assert "'pack.mail', which it includes: ModuleNotFoundError: No module named 'nothing" in refusal("pack.app:app")
+
+
+def test_an_app_whose_modules_import_it_under_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tasks would be those of another app object, and the worker would know none of them."""
+    monkeypatch.syspath_prepend(Path.cwd())
+    write_package(mail=TASK.format("send"), orders="")
+    assert "app 'shop' exists twice, since its module was imported under two names" in refusal("pack/app.py:app")
+    assert App("shop").include == ()  # it may exist again afterwards
+
+
+@pytest.mark.parametrize("include", ["pack.mail", [".mail"], [""], ["pack/mail.py"], [1], 3])
+def test_what_is_no_list_of_modules_is_refused(include: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"include of app 'shop' must "):
+        App("shop", include=include)
+
+
+async def test_a_worker_of_a_program_imports_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    write_package(mail=TASK.format("send"), orders=TASK.format("order").replace("task", "task(queue='orders')"))
+    app = importlib.import_module("pack.app").app
+    assert not app.tasks
+    assert Worker(app).queues == ("orders", "shop")

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from ....queues.errors import ConfigurationError
 from ...app import App
 from .errors import Misuse
 
@@ -17,7 +18,7 @@ _FORMS = "APP must be module:attribute or path/to/file.py:attribute, such as tas
 
 
 def load_app(spec: str) -> App:
-    """Import the application.
+    """Import the application, with the modules that it includes.
 
     Raises:
         Misuse: The argument is malformed, the import failed (with the line of the user's code), or no `App` was found.
@@ -28,6 +29,10 @@ def load_app(spec: str) -> App:
     module = _load_file(target) if target.endswith(".py") or os.sep in target else _load_module(target)
     found = vars(module).get(attribute)
     if isinstance(found, App):
+        try:
+            found.load_modules()
+        except ConfigurationError as error:
+            raise Misuse(f"{error}{_location(error.__cause__ or error)}") from error
         return found
     what = f"has no {attribute!r}" if attribute not in vars(module) else f"{attribute!r} is {_kind(found)}, not an App"
     raise Misuse(f"{target}: {what}; {_apps_in(target, module)}")
