@@ -5,16 +5,16 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua" -o -path "*/dashboard/templates/*.html" -o -path "*/dashboard/static/*.*")
+SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua" -o -path "*/dashboard/templates/*.html" -o -path "*/dashboard/static/*.*") $(shell find docs -name "*.md") llms.txt
 
 # Groups of pyproject.toml that are installed with the package.
-GROUPS := test check
+GROUPS := test check docs
 
 # The tests start hundreds of processes, which would compile the package each time without byte code.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-build test-browser test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
+.PHONY: help install demo docs test test-fast test-build test-browser test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
 .PHONY: model replay simulate fuzz bounded evaluate chaos bench bench-scale bench-peers clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	  'make test-build   the tests of the image, the unit files, the release, the benchmarks and the code in documents' \
   'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
 	  'make test-wheel   the quickstart on the installed wheel, outside of the repository (WHEEL_PYTHONS)' \
+	  'make docs         the site of the documentation, in build/site, which works without a network' \
 	  'make dist         wheel and source archive of a release (REPOSITORY: its public address)' \
 	  'make coverage     all tests with a coverage report (COVERAGE_TESTS)' \
 	  'make test-system  the tests that depend on the kind of server, on the redis-server of PATH' \
@@ -66,6 +67,10 @@ $(VENV)/installed: $(VENV)/dependencies $(SOURCES)
 demo: install
 	$(BIN)/perdure demo
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'the site begins at build/site/index.html'
+
 # Tests of one file stay in one process; each process has servers of its own. Half of the time a test waits for another
 # process, so there are two processes per core. The order of the files is that of tests/conftest.py.
 PARALLEL ?= 4
@@ -73,7 +78,7 @@ PYTEST = $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-r
 UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
 # What is built, measured and documented with the package, which takes long and changes seldom.
-BUILT := tests/benchmarks $(addprefix tests/project/,test_deploy.py test_dist.py test_docs_code.py)
+BUILT := tests/benchmarks $(addprefix tests/project/,test_deploy.py test_dist.py test_docs_code.py test_site.py)
 
 test: install
 	$(PYTEST) $(BUILT:%=--ignore=%)

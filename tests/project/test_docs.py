@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from perdure.worker.cli.docs import pages as pages_of
 
 from tests.support.documents import blocks_of, pages
 from tests.support.paths import ROOT
@@ -61,11 +63,13 @@ def test_pages_that_the_source_names_exist() -> None:
             assert (ROOT / page).is_file(), f"{path.relative_to(ROOT)}: {page}"
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_every_page_is_an_entry_of_the_index_once() -> None:
+    """`- [Title](path): what it answers`, of which the navigation of the site, llms.txt and `perdure docs` are made."""
     index = ROOT / "docs" / "README.md"
-    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", index.read_text("utf-8"))}
-    missing = set(ROOT.glob("docs/**/*.md")) - linked - {index}
+    listed = Counter(ROOT / page.path for page in pages_of(index.read_text("utf-8")))
+    missing = set(ROOT.glob("docs/**/*.md")) - listed.keys() - {index}
     assert not missing, sorted(str(page.relative_to(ROOT)) for page in missing)
+    assert {page.name for page, count in listed.items() if count > 1} == set()
 
 
 def test_the_first_example_of_the_readme_is_short() -> None:

@@ -104,7 +104,7 @@ def test_strings_use_plain_words(folder: Path) -> None:
 
 
 def test_no_string_names_a_file_of_the_documentation() -> None:
-    """The wheel has no such file: an error, a log line or a help text suffices by itself."""
+    """An error, a log line or a help text suffices by itself; a page has a name for `perdure docs`, not a path."""
     found = [
         f"{name_of(path)}:{text.line}: {text.text!r}"
         for path in [*modules(), *ROOT.glob("*.py")]

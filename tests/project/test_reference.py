@@ -20,7 +20,7 @@ from perdure.worker.cli import commands
 from perdure.worker.durable.journal.event import BUILT_IN
 from perdure.worker.settings import Settings
 
-from tests.project import rights_page
+from tests.project import llms_page, rights_page
 from tests.project.api_page import PAGE, api_page
 from tests.project.test_error_trees import defined
 from tests.support.paths import ROOT
@@ -61,6 +61,15 @@ def assert_same(documented: Iterable[str], existing: Iterable[str]) -> None:
 
 def test_the_page_of_the_api_has_the_signatures_and_docstrings_of_the_code() -> None:
     assert PAGE.read_text("utf-8") == api_page(), "write it again: python -m tests.project.api_page"
+
+
+# llms.txt
+
+
+def test_the_list_for_coding_agents_is_that_of_the_index() -> None:
+    assert llms_page.PAGE.read_text("utf-8") == llms_page.llms_page(), (
+        "write it again: python -m tests.project.llms_page"
+    )
 
 
 # settings.md

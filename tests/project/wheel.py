@@ -53,8 +53,15 @@ def check(python: str, wheel: Path, folder: Path) -> None:
     tested = run([installed, "-m", "pytest", "-q"], folder / "empty" / "shop")
     if "2 passed" not in tested:
         raise SystemExit(f"{python}: the test of a new app printed {tested!r}")
+    perdure = str(environment / "bin" / "perdure")
+    page = run([perdure, "docs", "first-task"], folder)
+    if page.strip() != (ROOT / "docs" / "tutorial" / "first-task.md").read_text("utf-8").strip():
+        raise SystemExit(f"{python}: 'perdure docs first-task' printed {page[:200]!r}")
+    for name in run([perdure, "docs", "--json"], folder).split('"page": "')[1:]:
+        run([perdure, "docs", name.partition('"')[0]], folder)
     version = run([installed, "--version"], folder).strip()
-    print(f"{version}: {wheel.name} installed, the quickstart printed {printed.strip()}, the tests of a new app passed")  # noqa: T201
+    passed = f"the quickstart printed {printed.strip()}, the tests of a new app passed, the documentation is there"
+    print(f"{version}: {wheel.name} installed, {passed}")  # noqa: T201
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:

@@ -24,6 +24,7 @@
     dashboard.py            perdure dashboard
     lazy.py                 import of a command when it is called
     bench.py, demo.py       perdure bench, perdure demo
+    docs.py                 perdure docs
     support/                the runner of the commands, and options, connection, output and errors that they share
 
 This module imports nothing but typer, so `perdure --help` and completion stay fast; a command is imported when it is
@@ -71,6 +72,7 @@ COMMANDS = (
     LazyCommand("web", ".web:app", "Serve the HTTP API, and make tokens for its users."),
     LazyCommand("dashboard", ".dashboard:dashboard", "Serve the dashboard."),
     LazyCommand("bench", ".bench:bench", "Measure Perdure on your server."),
+    LazyCommand("docs", ".docs:docs", "Read and search the documentation offline."),
 )
 
 # The base class of typer's usage errors, which typer itself does not export.
@@ -108,6 +110,7 @@ def perdure(
     Producers enqueue tasks, workers run them step by step, and a task that
     keeps failing becomes a dead letter, which you can replay. Without
     --redis-url or PERDURE_REDIS_URL, all commands use an embedded server.
+    'perdure docs' has the documentation.
 
     Example: perdure worker run tasks.py:app
     """

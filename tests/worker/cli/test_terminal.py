@@ -141,6 +141,7 @@ def leaves(command: Any, path: str = "") -> Iterator[str]:
 QUIET = {
     "demo": "its report has names of files of this host only",
     "bench": "it prints figures",
+    "docs": "it prints pages of the package",
     "new": "it prints the paths that its own argument names",
     "worker run": "it prints a log, see test_log",
     "server start": "it prints the path of its own option",

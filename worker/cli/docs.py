@@ -1,0 +1,238 @@
+"""`perdure docs`: the documentation, which the package contains as Markdown.
+
+README.md in the folder of the pages is the index: it decides which pages there are, in which order, and what each
+answers. The navigation of the site and llms.txt are made of the same entries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final
+
+import typer
+
+from .support.errors import Failed, Misuse
+from .support.output import Column
+from .support.runner import Listing, Output, command
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""Folder of the package, or of the repository."""
+
+FOLDER: Final = "docs"
+
+INDEX: Final = f"{FOLDER}/README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedPage:
+    """An entry of the index.
+
+    Args:
+        sections: Headings of the index above it, the outermost first.
+        title: Title for a menu.
+        path: File, relative to the folder of the package.
+        about: Questions that the page answers, as one sentence without a full stop.
+    """
+
+    sections: tuple[str, ...]
+    title: str
+    path: str
+    about: str
+
+    @property
+    def name(self) -> str:
+        """Name for the command line, such as `how-to/limits` or `examples`."""
+        return self.path.removeprefix(f"{FOLDER}/").removesuffix(".md").removesuffix("/README")
+
+    def summary(self) -> dict[str, object]:
+        return {"page": self.name, "title": self.title, "section": list(self.sections), "about": self.about}
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A part of a page from one heading to the next.
+
+    Args:
+        anchor: Part of a link after `#`, as GitHub makes it.
+        level: Number of `#` of the heading.
+    """
+
+    heading: str
+    anchor: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    where: str
+    heading: str
+    line: str
+
+    def summary(self) -> dict[str, str]:
+        return {"page": self.where, "heading": self.heading, "line": self.line}
+
+
+def pages(index: str) -> Iterator[IndexedPage]:
+    """Yield the entries of the index. index: its text."""
+    sections: list[str] = []
+    for line in index.splitlines():
+        if heading := re.match(r"(##+) (.+)", line):
+            sections[len(heading[1]) - 2 :] = [heading[2]]
+        elif entry := re.match(r"- \[(.+?)\]\(([^)#]+\.md)\): (.+)", line):
+            path = _normal(PurePosixPath(FOLDER) / entry[2])
+            yield IndexedPage(tuple(sections), entry[1], path, entry[3])
+
+
+def _normal(path: PurePosixPath) -> str:
+    parts: list[str] = []
+    for part in path.parts:
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def passages(text: str) -> Iterator[Passage]:
+    """Yield the parts of a page. text: Markdown, without comments."""
+    heading, lines, in_code = "", list[str](), False
+    for line in [*text.splitlines(), "# "]:
+        in_code ^= line.startswith("```")
+        if not in_code and re.match(r"#+ ", line):
+            if lines:
+                title = heading.lstrip("#").strip()
+                yield Passage(title, anchor(title), len(heading) - len(heading.lstrip("#")), "\n".join(lines).rstrip())
+            heading, lines = line, [line]
+        else:
+            lines.append(line)
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def without_comments(text: str) -> str:
+    """Return Markdown without its HTML comments, which have tests of the page."""
+    return re.sub(r"^<!--.*?-->\n+", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+_COLUMNS: Final[Sequence[Column[IndexedPage]]] = (
+    Column("page", lambda page: page.name),
+    Column("what it answers", lambda page: page.about),
+)
+
+_FOUND: Final[Sequence[Column[_Match]]] = (
+    Column("page", lambda match: match.where),
+    Column("line", lambda match: match.line, least=40),
+)
+
+_MATCHES: Final = 30
+"""Largest number of passages that a search prints."""
+
+
+@command
+def docs(
+    page: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAGE[#HEADING]]", help="Page, or one part of it; without it, all pages are listed."),
+    ] = None,
+    *,
+    search: Annotated[str | None, typer.Option("--search", metavar="WORDS", help="List where all words occur.")] = None,
+    path: Annotated[bool, typer.Option("--path", help="Print the file of the page, or the folder.")] = False,
+) -> Output:
+    """Read the documentation, which needs no network.
+
+    A page is Markdown. A link in it to ../reference/cli.md#task-list is the
+    page reference/cli#task-list; the last part of a name is enough.
+
+    Example: perdure docs limits
+    """
+    if search is not None and (page is not None or path):
+        raise Misuse("--search looks through all pages: give neither PAGE nor --path with it")
+    if not (ROOT / INDEX).is_file():
+        raise Failed(
+            f"this installation has no documentation: {ROOT / INDEX} is missing; install the wheel of the release"
+        )
+    listed = list(pages((ROOT / INDEX).read_text("utf-8")))
+    if search is not None:
+        return _search(listed, search.casefold().split())
+    if page is None:
+        return Output(str(ROOT / FOLDER), str(ROOT / FOLDER)) if path else _list(listed)
+    name, _, part = page.partition("#")
+    found, *others = _find(listed, name)
+    file = ROOT / found.path
+    if path:
+        return Output(str(file), str(file))
+    text = without_comments(file.read_text("utf-8"))
+    if part:
+        text = _part(found, text, part)
+    also = f"also: {', '.join(one.name for one in others)}" if others else None
+    return Output({"page": found.name, "text": text}, text.rstrip("\n"), notes=[also])
+
+
+def _list(listed: list[IndexedPage]) -> Listing:
+    return Listing(_COLUMNS, [one for one in listed if (ROOT / one.path).is_file()], empty=None)
+
+
+def _find(listed: list[IndexedPage], name: str) -> list[IndexedPage]:
+    """Return the pages that a name means, the first of the index first."""
+    wanted = name.removeprefix(f"{FOLDER}/").removesuffix(".md").removesuffix("/README").lower()
+    exact = [one for one in listed if one.name == wanted]
+    found = exact or [one for one in listed if one.name.rpartition("/")[2] == wanted]
+    if not found:
+        ends = [one.name.rpartition("/")[2] for one in listed]
+        near = get_close_matches(wanted.rpartition("/")[2], ends, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise Misuse(
+            f"there is no page {name!r}; {hint}'perdure docs' lists the pages, 'perdure docs --search WORDS' finds them"
+        )
+    return found
+
+
+def _part(page: IndexedPage, text: str, wanted: str) -> str:
+    """Return the part of a page under a heading, with the headings below it."""
+    parts = list(passages(text))
+    start = next((number for number, part in enumerate(parts) if part.anchor == wanted.lower()), None)
+    if start is None:
+        near = get_close_matches(wanted.lower(), [part.anchor for part in parts], 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise Misuse(f"page {page.name!r} has no heading {wanted!r}; {hint}'perdure docs {page.name}' prints all of it")
+    end = next(
+        (number for number in range(start + 1, len(parts)) if parts[number].level <= parts[start].level), len(parts)
+    )
+    return "\n\n".join(part.text for part in parts[start:end])
+
+
+def _search(listed: list[IndexedPage], words: list[str]) -> Listing:
+    if not words:
+        raise Misuse("--search needs at least one word")
+    found: list[tuple[int, _Match]] = []
+    for page in listed:
+        if not (ROOT / page.path).is_file():
+            continue
+        title = f"{page.title} {page.about}".casefold()
+        for part in passages(without_comments((ROOT / page.path).read_text("utf-8"))):
+            text = part.text.casefold()
+            if all(word in text or word in title for word in words) and any(word in text for word in words):
+                where = page.name if part.level == 1 else f"{page.name}#{part.anchor}"
+                found.append((_score(words, title, part), _Match(where, part.heading, _line(words, part.text))))
+    found.sort(key=lambda one: -one[0])
+    shown = [match for _, match in found[:_MATCHES]]
+    more = f"{len(found) - _MATCHES} more parts match; add a word" if len(found) > _MATCHES else None
+    return Listing(_FOUND, shown, empty="no page has all of these words; 'perdure docs' lists the pages", notes=[more])
+
+
+def _score(words: Iterable[str], title: str, part: Passage) -> int:
+    heading, text = part.heading.casefold(), part.text.casefold()
+    return sum(10 * (word in heading) + 5 * (word in title) + min(text.count(word), 4) for word in words)
+
+
+def _line(words: Iterable[str], text: str) -> str:
+    """Return the line of a text with the most of the words, the first of these."""
+    return max(text.splitlines(), key=lambda line: sum(word in line.casefold() for word in words)).strip()
