@@ -23,7 +23,7 @@ help:
 	  'make test         all tests but those of make test-build (about five minutes)' \
 	  'make test-browser the pages of the dashboard in Chromium (PERDURE_SCREENSHOTS=1: and the images of docs)' \
 	  'make test-fast    the unit tests only, without servers and processes' \
-	  'make test-build   the tests of the image, the unit files, the release, the benchmarks and the code in documents' \
+	  'make test-build   the tests of the image, the unit files, the release, the benchmarks, the code in documents and long lives of agents' \
   'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
 	  'make test-wheel   the quickstart on the installed wheel, outside of the repository (WHEEL_PYTHONS)' \
 	  'make docs         the site of the documentation, in build/site, which works without a network' \
@@ -78,7 +78,7 @@ PYTEST = $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-r
 UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
 # What is built, measured and documented with the package, which takes long and changes seldom.
-BUILT := tests/benchmarks $(addprefix tests/project/,test_deploy.py test_dist.py test_docs_code.py test_site.py)
+BUILT := tests/benchmarks tests/evaluation $(addprefix tests/project/,test_deploy.py test_dist.py test_docs_code.py test_site.py)
 
 test: install
 	$(PYTEST) $(BUILT:%=--ignore=%)

@@ -22,7 +22,7 @@ WHOLE = os.environ.get("REPLAY") == "all"
 
 SEED = os.environ.get("REPLAY_SEED", "1")
 
-SAMPLE = 5
+SAMPLE = 2
 """Disturbances of each handler in a sample."""
 
 KILLED = 5
