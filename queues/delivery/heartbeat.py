@@ -56,6 +56,10 @@ async def renew_lease(gateway: Gateway, delivery: Delivery, task_id: str, lease:
         raise LeaseLost(task_id, "start")
 
 
+def ignore_renewal(_left: float) -> None:
+    """Do nothing after a renewal."""
+
+
 class LeaseHeartbeat:
     """Renewal of all leases of a worker, each third of the lease. It stores which step each run is in.
 
@@ -70,6 +74,7 @@ class LeaseHeartbeat:
         on_touch: Called with the touch of each renewal (see touch.py).
         idle_key: Returns a key to read where there is nothing to renew, so that `reached` is known; None: read
             nothing.
+        on_renewed: Called after each complete renewal of leases with the part of the lease that was left.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class LeaseHeartbeat:
         should_renew: Callable[[], bool] = lambda: True,
         on_touch: OnTouch = ignore_touch,
         idle_key: Callable[[], str | None] = lambda: None,
+        on_renewed: Callable[[float], None] = ignore_renewal,
     ) -> None:
         self._address = address
         self._socket = socket
@@ -94,6 +100,7 @@ class LeaseHeartbeat:
         self._should_renew = should_renew
         self._on_touch = on_touch
         self._idle_key = idle_key
+        self._on_renewed = on_renewed
         self._renewed = RUNTIME.monotonic()
         self._stop = RUNTIME.event()
         self._woken = RUNTIME.event()
@@ -221,7 +228,8 @@ class LeaseHeartbeat:
         connection.refresh()
         if failure is not None:
             raise failure
-        self._renewed = RUNTIME.monotonic()
+        before, self._renewed = self._renewed, RUNTIME.monotonic()
+        self._on_renewed(1 - (self._renewed - before) / self._lease)
         self._note_reached()
 
     def _renew_tokens(

@@ -67,6 +67,13 @@ def never_new(_partition: Partition, _entry: bytes) -> bool:
     return False
 
 
+class StepMeter(Protocol):
+    """Counts steps, see runtime/metrics."""
+
+    def step_ended(self, run: Any, key: str, seconds: float, attempt: int) -> None:
+        """Count a step of a run that was called. attempt: number of its last try."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """Objects that the runs of a worker share.
@@ -81,6 +88,7 @@ class Host:
         free: returns the share of the worker's slots that may be filled now; None without a worker.
         prices: returns the dollars that a call of a model costs, see prices.py; None if the app has no such function.
         notify: posts a webhook about a run, from its event and its data; None without webhooks.
+        meter: counts steps; None without metrics.
     """
 
     threads: Threads
@@ -92,3 +100,4 @@ class Host:
     is_new: IsNew = never_new
     prices: Callable[..., Any] | None = None
     notify: Callable[[Any, str, Mapping[str, Any]], None] | None = None
+    meter: StepMeter | None = None

@@ -528,10 +528,13 @@ class Run(HandlerTask):
         for observer in self._observers:
             observer.on_recorded()
 
-    def step_ended(self, key: str) -> None:
-        self.steps_in_flight.pop(key, None)
+    def step_ended(self, key: str, attempt: int = 0) -> None:
+        """Note that a step has ended. attempt: number of its last try; 0 for what has no function."""
+        step = self.steps_in_flight.pop(key, None)
         self._step_tasks.pop(key, None)
         self.active = RUNTIME.monotonic()
+        if self.host.meter is not None and step is not None and attempt:
+            self.host.meter.step_ended(self, key, self.active - step.began, attempt)
         if not self.steps_in_flight and self._quiet is not None:
             self._quiet.set()
             self._quiet = None

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...deadletter.policy import Reason
 from ...queues.delivery.checkpoint import History
 from ...queues.delivery.heartbeat import renew_lease
 from ...queues.delivery.leases import Delivery, Leases
@@ -65,6 +66,7 @@ from .webhooks import WebhookMiddleware, run_event, unreadable_event
 
 if TYPE_CHECKING:
     from ...queues.pauses import PauseRule
+    from .metrics.meter import Meter
 
 
 class Executor:
@@ -82,13 +84,14 @@ class Executor:
         *,
         threads: int,
         webhooks: WebhookQueue | None = None,
-        on_progress: Callable[[], None] | None = None,
+        on_progress: Callable[[], object] | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Callable[[], Any] = lambda: None,
         on_watched: OnWatched | None = None,
         limits: Mapping[str, Any] = {},
         is_new: IsNew = never_new,
         prices: Callable[..., Any] | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """Build the stages and the hooks.
 
@@ -108,6 +111,7 @@ class Executor:
             on_watched: called after a task that others wait for has ended.
             limits: limits of the app, by their names.
             is_new, prices: see `Host`.
+            meter: counts runs and steps; None without metrics.
         """
         self._gateway = gateway
         self._registry = registry
@@ -118,12 +122,15 @@ class Executor:
         self._gate = gate
         self._webhooks = webhooks if webhooks is not None and webhooks.wanted else None
         self._resources = resources
+        self._meter = meter
+        self._given_up: set[Run] = set()
+        """Runs whose handlers ignore their cancellation, and which are counted already."""
         self.threads = Threads(threads, slots.leak, slots.held)
         self.extras = Extras()
         free = lambda: slots.free / slots.capacity  # noqa: E731
         notify = None if self._webhooks is None else self._notify
         lease = lambda: shared.renewal_lease  # noqa: E731
-        self._host = Host(self.threads, registry, self.extras, lease, limits, free, is_new, prices, notify)
+        self._host = Host(self.threads, registry, self.extras, lease, limits, free, is_new, prices, notify, meter)
         self._settler = Settler(gateway, registry, shared, on_watched)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]
@@ -255,6 +262,8 @@ class Executor:
         """Close a run, whose observers get the outcome that is stored; return what is to be awaited, if anything is."""
         if settled is not None and run.observed:
             return self._close_observed(run, settled)
+        if settled is None and self._meter is not None:
+            self._count_lost(self._meter, run)
         writer = run.close()
         return None if writer is None else writer.close()
 
@@ -272,6 +281,8 @@ class Executor:
         """
         task, stop = self._registry.of(run.envelope), run.abandon()
         outcome: Outcome | None = None
+        if self._meter is not None:
+            self._given_up.add(run)
         try:
             if task is not None and stop is not None and stop is not StopReason.LOST:
                 if run.spending is not None:
@@ -342,6 +353,8 @@ class Executor:
                 return outcome
         if execution.task.slots > 1 and (outcome := await self._take_slots(execution)) is not None:
             return outcome
+        if self._meter is not None:
+            self._meter.began(execution.run)
         outcome = await self._call_handler(execution)
         if self.threads.late:
             await await_late_steps(execution, outcome, self._settings.idle_limit, self._slots.leave)
@@ -372,6 +385,7 @@ class Executor:
     async def _store_outcome(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Outcome:
         """Return what was stored: `Cancelled` in place of a dead letter if a caller has cancelled the task."""
         self._slots.leave()
+        ended = RUNTIME.monotonic()
         while True:
             try:
                 outcome = await self._settler.settle(run, outcome, on_wait) or outcome
@@ -379,6 +393,8 @@ class Executor:
             except EntriesLost as lost:
                 on_wait()
                 await run.recorder.send_again(lost)
+        if self._meter is not None:
+            self._meter.ended(run, outcome, ended)
         if isinstance(outcome, Quarantined):
             self._gate.request()
             return outcome
@@ -390,6 +406,13 @@ class Executor:
         if self.owed is not None and isinstance(outcome, Rerun):
             self.owed[run.id] = run.delivery.partition
         return outcome
+
+    def _count_lost(self, meter: Meter, run: Run) -> None:
+        """Count a run whose outcome could not be stored; one that was given up is counted already."""
+        if run in self._given_up:
+            self._given_up.discard(run)
+        else:
+            meter.ended(run, None, RUNTIME.monotonic())
 
     async def _release_incomplete(self, run: Run, lost: EntriesLost, on_wait: Callable[[], None]) -> None:
         """Release a task of whose checkpoint Redis has lost the end: it resumes from what Redis has."""
@@ -414,6 +437,8 @@ class Executor:
             if self._webhooks is not None:
                 self._webhooks.give(unreadable_event(delivery, task_id, error))
             self.settled[delivery.partition.queue] += 1
+            if self._meter is not None:
+                self._meter.buried(delivery.partition.queue, Reason.UNREADABLE)
         except LeaseLost as lost:
             logger.warning("{}; another worker continues", lost)
         except Exception:  # noqa: BLE001 - the worker continues; the lease brings the message back

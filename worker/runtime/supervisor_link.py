@@ -8,6 +8,7 @@ right after. When the supervisor ends, the worker reads the end of the file and 
     loaded                   the app is imported; carries what the supervisor needs; the worker waits for `work`
     ready                    the worker is connected and starts; carries its id and queues
     alive                    sent every second by the watchdog's thread: lag of the event loop, health
+    counts                   metrics that have changed; sent once a second, by the same thread, if they are wanted
     progress                 the first task was settled or the first step recorded; sent once
     suspects                 there are quarantined tasks that this worker leaves to others
     begins, step, ends       quarantine: which task runs, and which of its steps
@@ -54,8 +55,9 @@ class Link(Protocol):
         """Whether the worker logs findings that its siblings would repeat, such as settings of the server."""
         ...
 
-    def send(self, what: str, **more: Any) -> None:
-        """Send a message."""
+    def send(self, what: str, **more: Any) -> bool:
+        """Send a message. Return whether it was taken."""
+        ...
 
 
 class ParentPipe(Protocol):
@@ -116,13 +118,18 @@ class SupervisorLink:
             os.set_inheritable(descriptor, False)
         return cls(cast("Role", role), InheritedPipe(int(read), int(write)))
 
-    def send(self, what: str, **more: Any) -> None:
-        """Send a message. It is dropped if the supervisor has ended, which `listen` reports, or if the pipe is full."""
+    def send(self, what: str, **more: Any) -> bool:
+        """Send a message. Return whether it was taken.
+
+        It is dropped if the supervisor has ended, which `listen` reports, or if the pipe is full.
+        """
         line = orjson.dumps({"say": what, **more}) + b"\n"
         with self._lock:
-            if self._flush():
-                self._unsent = line
-                self._flush()
+            if not self._flush():
+                return False
+            self._unsent = line
+            self._flush()
+            return True
 
     def _flush(self) -> bool:
         """Write the rest of the last line. Return whether all of it was written."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import anyio
 
 from ...queues.delivery.consumer import Consumer
-from ...queues.delivery.heartbeat import LeaseHeartbeat
+from ...queues.delivery.heartbeat import LeaseHeartbeat, ignore_renewal
 from ...queues.delivery.leases import Delivery, Leases
 from ...queues.delivery.settlement import release
 from ...queues.delivery.stream_reader import read_partitions
@@ -52,6 +52,9 @@ from .supervisor_link import Link
 from .webhook_posting import WebhookQueue, WebhookTarget
 
 if TYPE_CHECKING:
+    from .metrics.families import Measurements
+    from .metrics.meter import Meter
+    from .metrics.readings import WorkerReadings
     from .pausing import WorkerPauses
 
 
@@ -74,6 +77,7 @@ class Worker:
         partitions: Literal["all", "share"] | None = None,
         name: str | None = None,
         link: Link | None = None,
+        metrics: bool = False,
     ) -> None:
         """Create a worker; `async with` connects it.
 
@@ -84,6 +88,7 @@ class Worker:
             name: Start of the worker's id; by default the name of the app.
             link: Link to the supervisor, which starts processes for quarantined tasks; None: they run in this worker,
                 one at a time. With the role "isolated", the worker runs quarantined tasks only.
+            metrics: Count runs, waits and steps for `measurements`, and for the supervisor.
 
         Raises:
             ConfigurationError: The app has no tasks and `queues` is empty, a module that it includes cannot be
@@ -106,11 +111,13 @@ class Worker:
         self._gateway = keep_large_values(self.settings.make_gateway(app.encryptor), self.settings)
         self._gateway.repairs = True
         self._shared = SharedSettings(self.settings)
+        self._clock = ClockMonitor(lambda: self._shared.claim_lease)
         self._slots = Slots(concurrency, max((task.slots for task in app.tasks.values()), default=1))
         self._link = link
         self._reports = link is None or link.reports
         self._gate = QuarantineGate(link, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
+        self._meter = self._make_meter() if metrics else None
         self._webhooks = WebhookQueue(WebhookTarget.of(self.settings))
         shares = self._partitions == "share" and not self._gate.dedicated
         self._assignment = PartitionAssignment(
@@ -139,8 +146,9 @@ class Worker:
             resources=lambda: app.resources,
             on_watched=self._notices.give,
             limits=app.limits,
-            is_new=lambda partition, entry: self._clock.is_new(partition, entry),  # noqa: PLW0108 - made below
+            is_new=self._clock.is_new,
             prices=app.prices,
+            meter=self._meter,
         )
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,
@@ -148,7 +156,6 @@ class Worker:
             on_check=self._send_alive,
             describe_current=self._executor.describe_current,
         )
-        self._clock = ClockMonitor(lambda: self._shared.claim_lease)
         self._heartbeat = LeaseHeartbeat(
             self.settings.address,
             lambda: self._gateway.socket,
@@ -159,6 +166,7 @@ class Worker:
             lambda: self._watchdog.should_renew() and not self._contact.cut_off,
             self._clock.observe,
             self._idle_key,
+            ignore_renewal if self._meter is None else self._meter.margin.note,
         )
         self._contact = RedisContact(
             self._gateway, self._namespace, self._leases, self._heartbeat, lambda: self._shared.renewal_lease
@@ -189,7 +197,7 @@ class Worker:
             self.settings,
             on_due=self._promoter.wake,
             on_degraded=self._ask_for_replacement,
-            on_check=self._capacity.observe,
+            on_check=self._observe_lag,
         )
         self._health = Health(
             self.id,
@@ -203,6 +211,7 @@ class Worker:
             self._deadlines,
             self._capacity,
         )
+        self._readings = None if self._meter is None else self._make_readings(self._meter)
         self._registration = Registration(
             self._gateway,
             self._namespace,
@@ -225,6 +234,17 @@ class Worker:
         self._leave, self._stop, self._stop_now = anyio.Event(), anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
 
+    def _make_meter(self) -> Meter:
+        from .metrics.meter import Meter
+
+        return Meter(self.app.tasks, self.queues, self.app.limits, self._clock.age)
+
+    def _make_readings(self, meter: Meter) -> WorkerReadings:
+        from .metrics.readings import WorkerReadings
+
+        place = (meter, self._namespace.name, self._slots, self._capacity, self._contact)
+        return WorkerReadings(*place, self._watchdog, self._heartbeat, self._health)
+
     @property
     def in_flight(self) -> int:
         """Number of running tasks."""
@@ -244,10 +264,21 @@ class Worker:
         """Return the health report. May be called from any thread, also while the event loop is blocked."""
         return self._health.report()
 
+    def measurements(self) -> Measurements:
+        """Return what the worker has counted and measures now. May be called as `health`.
+
+        Raises `ConfigurationError` for a worker without `metrics=True`.
+        """
+        if self._readings is None:
+            raise ConfigurationError("the worker counts nothing: create it with Worker(app, metrics=True)")
+        return self._readings.read()
+
     async def __aenter__(self) -> Self:
         """Connect, check the server, load scripts, join consumer groups, register, and start the lease heartbeat."""
         load_drafts()
         self._watchdog.start()
+        if self._readings is not None and self._link is not None:
+            self._stack.callback(self._readings.send, self._link, last=True)
         self._stack.push_async_callback(asyncio.to_thread, self._watchdog.stop)
         try:
             await self._gateway.open()
@@ -479,6 +510,13 @@ class Worker:
         """Called in the watchdog's thread."""
         if self._link is not None:
             self._link.send("alive", lag=lag, health=self._health.report().summary())
+            if self._readings is not None:
+                self._readings.send(self._link)
+
+    def _observe_lag(self, lag: float) -> None:
+        self._capacity.observe(lag)
+        if self._meter is not None:
+            self._meter.lag.note(lag)
 
     def _ask_for_replacement(self, why: str) -> None:
         if self._link is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -20,6 +21,8 @@ from ..log import logger
 from ..runtime.children.child import Child, ChildCommand, exit_status_text, wait_any
 from ..runtime.children.processes import Children, StallMonitor, health_of
 from ..runtime.health.report import CombinedReport
+from ..runtime.metrics.families import CHILD_CRASHES, PAUSED, PROCESSES, READY, SPARE, WORKERS, Measurements
+from ..runtime.metrics.totals import Totals, together
 from ..runtime.service_manager import ServiceManager
 from ..runtime.webhook_posting import WebhookEvent, WebhookQueue
 from .config import AppInfo, SupervisorConfig
@@ -37,6 +40,8 @@ class Supervisor:
         self._registry: SupervisorRegistry | None = None
         self._pool: WorkerPool | None = None
         self._webhooks: WebhookQueue | None = None
+        self._totals = Totals()
+        self._namespace = ""
         self._had_terminal = has_terminal()
         self._reload_requested = False
         self._stop_requests = 0
@@ -55,6 +60,21 @@ class Supervisor:
         if self._registry is not None and self._registry.state.paused:
             return f"paused after crashes, {text}; see 'perdure worker list'"
         return text
+
+    def measurements(self) -> Measurements:
+        """Return the sums of what all workers have counted, and what they measure now. Thread-safe."""
+        counts, gauges = self._totals.copied(), together(child.gauges for child in self._children_at_work())
+        roles = Counter(child.role for child in self._children_at_work() if child.role != "spare")
+        gauges |= {(WORKERS, role): roles[role] for role in ("worker", "isolated")}
+        gauges[READY,] = sum(report.ready for report in self.health().reports)
+        gauges[PROCESSES,] = self._config.processes
+        if self._registry is not None:
+            gauges[PAUSED,] = float(self._registry.state.paused)
+            gauges[SPARE,] = float(self._children.has_spare)
+        return Measurements(self._namespace, counts, gauges)
+
+    def _children_at_work(self) -> Iterator[Child]:
+        return (child for child in self._running if not child.exited.is_set())
 
     async def run(self) -> int:
         """Supervise until a signal requests a stop or, in a burst, until all tasks are done. Return the exit code.
@@ -149,7 +169,7 @@ class Supervisor:
         if not first.loaded.is_set():
             return _exit_code_of(first)
         app = AppInfo.from_message(first.app_info)
-        config = self._config
+        config, self._namespace = self._config, app.namespace.name
         self._children.set_grace(app.grace)
         self._webhooks = WebhookQueue(app.webhook)
         self._background.start_soon(self._webhooks.run)
@@ -182,6 +202,9 @@ class Supervisor:
     # children
 
     def _on_message(self, child: Child, kind: str) -> None:
+        if kind == "counts":
+            self._totals.add(child, child.rows)
+            return
         if self._pool is None:
             return
         if kind == "loaded":
@@ -193,9 +216,11 @@ class Supervisor:
 
     async def _on_child_exit(self, child: Child) -> None:
         """Release the tasks of a child that has crashed, and count the crash."""
+        self._totals.forget(child)
         if self._pool is not None:
             self._pool.on_exit(child)
         if child.crashed:
+            self._totals.count(CHILD_CRASHES, child.role)
             child.kill_group()
             await self._report_crash(child)
         if self._registry is not None and child.counts_as_crash:

@@ -305,7 +305,7 @@ def test_an_incoherent_agent_fails_readyz_if_coherence_is_requested(probing: Cal
 def test_unknown_paths_return_404(probing: Callable[[Report], Asker]) -> None:
     asker = probing(Report("w", ()))
     status, body = asker.ask("/healthz")
-    assert (status, body) == (404, {"error": "no page /healthz: use /livez or /readyz"})
+    assert (status, body) == (404, {"error": "no page /healthz: use /livez, /readyz or /metrics"})
     assert asker.ask("/livez")[0] == 200
 
 

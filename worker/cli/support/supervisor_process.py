@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from ...log import configure_process_log
-from ...runtime.children.child import WORKER_COMMAND, pass_redis_url
+from ...runtime.children.child import WORKER_COMMAND, pass_metrics, pass_redis_url
 from ...runtime.children.quarantine_pool import default_children
 from ...runtime.service_manager import ServiceManager
 from ...settings import load_settings
@@ -38,21 +38,21 @@ def run_supervisor(
     """
     settings = load_settings(**place.overrides())
     configure_process_log(settings.log_level, json=settings.log_json)
-    config = supervisor_config(context, processes=processes, isolated=isolated, **options)
+    config = supervisor_config(context, processes=processes, isolated=isolated, metrics=probe.metrics, **options)
     supervisor = Supervisor(config, ServiceManager.from_environment())
-    with probe.serving(supervisor.health):
+    with probe.serving(supervisor.health, supervisor.measurements):
         code = anyio.run(supervisor.run)
     if code:
         raise typer.Exit(code)
 
 
 def supervisor_config(
-    context: typer.Context, *, processes: int, isolated: int | None, **options: Any
+    context: typer.Context, *, processes: int, isolated: int | None, metrics: bool = False, **options: Any
 ) -> SupervisorConfig:
-    """Return the configuration for children that run this command."""
+    """Return the configuration for children that run this command. metrics: whether they count for their supervisor."""
     slots = processes * context.params["concurrency"]
     command = [*WORKER_COMMAND, *_arguments(context, _LEFT_OUT)]
-    environment = pass_redis_url(context.params["redis_url"])
+    environment = pass_redis_url(context.params["redis_url"]) | pass_metrics(wanted=metrics)
     return SupervisorConfig(command, processes, isolated or default_children(slots), environment=environment, **options)
 
 

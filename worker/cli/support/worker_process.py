@@ -28,7 +28,7 @@ from ....queues.wording import counted
 from ...app import App
 from ...durable.steps.current import log_fields
 from ...log import add_to_json, configure_process_log, logger
-from ...runtime.children.child import passed_redis_url
+from ...runtime.children.child import passed_metrics, passed_redis_url
 from ...runtime.service_manager import ServiceManager
 from ...runtime.supervisor_link import SupervisorLink
 from ...runtime.worker import Worker
@@ -186,7 +186,7 @@ def run_worker(
     service = ServiceManager.from_environment()
     link = SupervisorLink.from_environment()
     supervised = None if link is None else SupervisedWorker(link)
-    url = passed_redis_url()
+    url, measured = passed_redis_url(), passed_metrics()
     app = load_app(application)
     app.configure(**(place if url is None else replace(place, redis_url=url)).overrides(), **settings)
     if app.settings.address.assumed:  # the worker's first line in the log says so
@@ -199,7 +199,14 @@ def run_worker(
     isolated = link is not None and link.role == "isolated"
 
     def make_worker() -> Worker:
-        worker = Worker(app, concurrency=1 if isolated else concurrency, queues=queues, name=name, link=link)
+        worker = Worker(
+            app,
+            concurrency=1 if isolated else concurrency,
+            queues=queues,
+            name=name,
+            link=link,
+            metrics=probe.metrics if link is None else measured,
+        )
         add_to_json(worker=worker.id)
         return worker
 
@@ -248,7 +255,7 @@ async def serve(
                 stop()
 
             await stack.enter_async_context(stop_on_signals(on_signal))
-            stack.enter_context(probe.serving(worker.health))
+            stack.enter_context(probe.serving(worker.health, worker.measurements))
             await stack.enter_async_context(worker)
             if supervised is not None:
                 supervised.link.send("ready", worker=worker.id, queues=worker.queues)

@@ -221,7 +221,7 @@ async def _perform(
         note_cut_off(run, key, digest, shown, caller)
         raise
     finally:
-        run.step_ended(key)
+        run.step_ended(key, step.attempt)
     if workspace is not None and files is not None and files.problem is not None:
         await workspace.catch_up(files, nested=outer is not None)
     if misfit is not None:

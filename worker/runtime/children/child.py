@@ -123,6 +123,9 @@ class Child:
         self.loop_lag = 0.0
         self.health: Mapping[str, Any] = {}
         """Its latest health report."""
+        self.rows: Any = ()
+        """Counts of its last message, and gauges; see runtime/metrics."""
+        self.gauges: Mapping[str, Any] = {}
         self._on_message = on_message
         self._process = process
         process.start_reading(MessageReader(self._receive).feed)
@@ -268,6 +271,8 @@ class Child:
                 self.last_heartbeat = RUNTIME.monotonic()
                 self.loop_lag = float(message.get("lag") or 0.0)
                 self.health = dict(message.get("health") or {})
+            case "counts":
+                self.rows, self.gauges = message.get("rows"), dict(message.get("gauges") or {})
             case "progress":
                 self.progressed = True
             case "begins":
@@ -413,6 +418,20 @@ def pass_redis_url(url: str | None) -> dict[str, str]:
 def passed_redis_url(environment: MutableMapping[str, str] = os.environ) -> str | None:
     """Return the option --redis-url of the command that started this process, and remove it from the environment."""
     return environment.pop(_REDIS_URL, None)
+
+
+_METRICS: Final = "PERDURE_SUPERVISED_METRICS"
+"""Environment variable by which a supervisor asks its children for counts."""
+
+
+def pass_metrics(*, wanted: bool) -> dict[str, str]:
+    """Return the environment by which children learn that their supervisor wants counts."""
+    return {_METRICS: "1"} if wanted else {}
+
+
+def passed_metrics(environment: MutableMapping[str, str] = os.environ) -> bool:
+    """Return whether the supervisor of this process wants counts; child processes are not asked."""
+    return environment.pop(_METRICS, None) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,14 @@ def _resident() -> int:
     return _pages(1)
 
 
+def resident_memory() -> int | None:
+    """Return the resident memory of this process in bytes; None where the system does not tell."""
+    try:
+        return _resident() if sys.platform.startswith("linux") else None
+    except (OSError, ValueError):
+        return None
+
+
 def _address_space() -> Iterator[Callable[[], MemoryUse]]:
     import resource
 

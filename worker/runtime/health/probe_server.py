@@ -1,4 +1,4 @@
-"""The probe server: health over HTTP for orchestrators, at /livez and /readyz.
+"""The probe server: health over HTTP for orchestrators, at /livez and /readyz, and metrics at /metrics.
 
 /readyz?coherence also fails if an agent that runs here is incoherent. The server has an event loop in a thread of its
 own, so it reports a blocked event loop of the worker (503, with the blocking task). If C code holds the GIL, the probe
@@ -16,12 +16,14 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import orjson
 
+from ....queues.errors import ConfigurationError
 from ...log import FirstOfEach, logger
 
 _PATIENCE: Final = 5.0
@@ -51,6 +53,14 @@ class HealthSource(Protocol):
     def summary(self) -> Mapping[str, Any]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ProbePage:
+    """A page of text, such as metrics."""
+
+    kind: str
+    text: bytes
+
+
 class _BadRequest(Exception):
     """Request that gets no report."""
 
@@ -62,18 +72,27 @@ class _BadRequest(Exception):
 class ProbeServer:
     """Answers `GET /livez`, `GET /readyz` and `GET /readyz?coherence`: 200 or 503, and the report as JSON either way.
 
+    `GET /metrics` has what `metrics` returns, and 501 where that raises `ConfigurationError`: the extra is missing.
+
     On a loopback address it answers requests for a loopback host only, so that no web page can read the report through
     a name that resolves to this host (DNS rebinding).
 
     with ProbeServer(worker.health, "127.0.0.1", 8080) as server: ...
     """
 
-    def __init__(self, report: Callable[[], HealthSource], host: str, port: int) -> None:
-        """report: called for each request, in a thread. host: address or name. port: 0 for any free port.
+    def __init__(
+        self,
+        report: Callable[[], HealthSource],
+        host: str,
+        port: int,
+        metrics: Callable[[], ProbePage] | None = None,
+    ) -> None:
+        """report, metrics: called for each request, in a thread. host: address or name. port: 0 for any free port.
 
         Raises OSError if the address is not available.
         """
         self._report = report
+        self._metrics = metrics
         self._errors = FirstOfEach()
         self._socket = _listening(host, port)
         on_loopback = ipaddress.ip_address(self._socket.getsockname()[0].partition("%")[0]).is_loopback
@@ -141,24 +160,41 @@ class ProbeServer:
                 raise _BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"method {method} is not supported: use GET or HEAD")
             if self._hosts is not None and not _names_host(host, self._hosts):
                 raise _BadRequest(HTTPStatus.MISDIRECTED_REQUEST, "the header Host must be localhost or an IP address")
-            status, body = self._answer(target)
+            status, page = self._answer(target)
         except _BadRequest as refused:
-            status, body = refused.status, {"error": str(refused)}
-        data = orjson.dumps(body) + b"\n"
+            status, page = refused.status, _json({"error": str(refused)})
+        data = page.text
         head = (
             f"HTTP/1.1 {status} {status.phrase}\r\n"
             "Server: perdure\r\n"
-            "Content-Type: application/json\r\n"
+            f"Content-Type: {page.kind}\r\n"
             f"Content-Length: {len(data)}\r\n"
             "Cache-Control: no-store\r\n"
             "Connection: close\r\n\r\n"
         )
         return head.encode() + (b"" if method == "HEAD" else data)
 
-    def _answer(self, target: str) -> tuple[HTTPStatus, Mapping[str, Any]]:
+    def _answer(self, target: str) -> tuple[HTTPStatus, ProbePage]:
         path, _, query = target.partition("?")
+        if path == "/metrics" and self._metrics is not None:
+            return self._measure(self._metrics)
         if path not in ("/livez", "/readyz"):
-            raise _BadRequest(HTTPStatus.NOT_FOUND, f"no page {path}: use /livez or /readyz")
+            raise _BadRequest(HTTPStatus.NOT_FOUND, f"no page {path}: use /livez, /readyz or /metrics")
+        status, body = self._check(path, query)
+        return status, _json(body)
+
+    def _measure(self, metrics: Callable[[], ProbePage]) -> tuple[HTTPStatus, ProbePage]:
+        try:
+            return HTTPStatus.OK, metrics()
+        except ConfigurationError as error:  # the extra is missing
+            raise _BadRequest(HTTPStatus.NOT_IMPLEMENTED, str(error)) from None
+        except Exception as error:  # noqa: BLE001 - the next probe needs the server
+            if self._errors.is_first("metrics", type(error).__name__):
+                logger.opt(exception=error).error("could not report the metrics")
+            text = f"could not report: {type(error).__name__}"
+            raise _BadRequest(HTTPStatus.INTERNAL_SERVER_ERROR, text) from None
+
+    def _check(self, path: str, query: str) -> tuple[HTTPStatus, Mapping[str, Any]]:
         try:
             report = self._report()
             ok = report.live if path == "/livez" else report.ready
@@ -169,6 +205,10 @@ class ProbeServer:
             if self._errors.is_first(type(error).__name__):
                 logger.opt(exception=error).error("could not report the health")
             return HTTPStatus.SERVICE_UNAVAILABLE, {"ok": False, "error": f"could not report: {type(error).__name__}"}
+
+
+def _json(body: Mapping[str, Any]) -> ProbePage:
+    return ProbePage("application/json", orjson.dumps(body) + b"\n")
 
 
 def _listening(host: str, port: int) -> socket.socket:

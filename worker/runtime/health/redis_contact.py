@@ -45,6 +45,8 @@ class RedisContact:
         self._failing_since: float | None = None
         self._reached: tuple[float, float] | None = None
         self._reported = False
+        self._outages: tuple[float, float | None] = (0.0, None)
+        """Seconds of the former outages, and since when the present one lasts; one object, for other threads."""
         self.error = ""
         """The last error of the event loop's connection; empty while it works."""
 
@@ -58,12 +60,14 @@ class RedisContact:
                 self.error, self._reached = str(error), None
                 if self._failing_since is None:
                     self._failing_since = began
+                    self._outages = (self._outages[0], began)
                 if self.cut_off and not self._reported:
                     self._reported = True
                     logger.error("leases are no longer renewed, other workers claim the tasks: {}", self.text)
             else:
                 if self._reported:
                     logger.warning("the event loop reaches Redis again, and leases are renewed again")
+                self._outages = (self.away, None)
                 self.error, self._failing_since, self._reported = "", None, False
                 now = RUNTIME.monotonic()
                 self._reached = (now if self._reached is None else self._reached[0], now)
@@ -84,6 +88,12 @@ class RedisContact:
                 return
         if failure is not None:
             raise failure
+
+    @property
+    def away(self) -> float:
+        """Seconds for which the event loop has not reached Redis, in all, as precise as a third of the lease."""
+        seconds, since = self._outages
+        return seconds if since is None else seconds + RUNTIME.monotonic() - since
 
     @property
     def lease(self) -> float:

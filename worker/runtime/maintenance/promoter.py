@@ -251,6 +251,13 @@ class ClockMonitor:
         youngest, oldest = touch.time + (now - touch.received) - added, touch.time + (now - touch.sent) - added
         return youngest > -_CLOCK_MS and oldest < _NEW
 
+    def age(self, partition: Partition, entry: bytes) -> float | None:
+        """Return the seconds since an entry was added, by the clock of Redis; None if no touch has shown its time."""
+        touch = self._last.get(partition)
+        if touch is None:
+            return None
+        return touch.time + RUNTIME.monotonic() - (touch.sent + touch.received) / 2 - int(entry.split(b"-")[0]) / 1000
+
 
 def _step(before: Touch | None, touch: Touch) -> float:
     """Return by how many seconds at least the clock of Redis was set; 0 if the replies may only have been late."""
