@@ -37,7 +37,7 @@ _CONCURRENT: Final = 64
 """Partitions that are read at the same time."""
 
 
-_OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age", "limited", "held")
+_OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age", "limited", "held", "overdue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class QueueStats:
         due: Scheduled tasks.
         limited: Tasks that wait for limits; a lower bound where they have more than 10,000 keys.
         held: Scheduled tasks that pauses of operators hold.
+        overdue: Seconds since the earliest of `due` has come; 0 if none has. A worker queues it within a second.
         dead: Dead letters.
         oldest_age: Seconds that the oldest message of `depth` has waited, None if there is no such message.
         consumers: Names in the consumer group, with the number of their messages. A dead worker stays for a while.
@@ -73,6 +74,7 @@ class QueueStats:
     problem: str = ""
     limited: int = 0
     held: int = 0
+    overdue: float = 0.0
     pause: Mapping[str, Any] | None = None
 
     @property
@@ -198,14 +200,15 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         ("XLEN", partition.dead),
         ("ZCARD", partition.rings),
         ("ZCARD", partition.paused),
+        ("ZRANGE", partition.due, 0, 0, "WITHSCORES"),
         ("TIME",),
     ]
     readers: list[Command] = [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
     node = partition.ready
     try:  # in one pipeline, so that a message that is read or settled meanwhile is counted once
-        *found, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
+        *found, first, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
     except Refused:  # no stream or no group yet: nothing was ever read
-        *found, time = await gateway.pipeline_each(counts, node_of=node)
+        *found, first, time = await gateway.pipeline_each(counts, node_of=node)
         groups, consumers = [], []
     refused = [str(count) for count in found if isinstance(count, Refused)]  # of another type
     length, due, dead, rings, held = (count if isinstance(count, int) else 0 for count in found)
@@ -228,7 +231,30 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         problem="; ".join(refused),
         limited=limited,
         held=held,
+        overdue=_overdue(first, now_ms),
     )
+
+
+def _overdue(first: Any, now_ms: int) -> float:
+    """Return the seconds since the due time of the first entry of a set, 0 if it has not come.
+
+    A time of 0 asks for the next round, and does not say since when: then 1.
+
+    first: the reply of ZRANGE WITHSCORES.
+    """
+    score = float(first[1]) if isinstance(first, list) and first else now_ms
+    return max(0.0, (now_ms - score) / 1000) if score > 0 else 1.0
+
+
+async def overdue_schedules(gateway: Gateway, namespace: Namespace) -> float:
+    """Return the seconds since the time of the earliest schedule has come, 0 if none has.
+
+    A worker fires it within a second, so a larger number means that no worker runs.
+    """
+    first, time = await gateway.pipeline_each(
+        [("ZRANGE", namespace.schedules, 0, 0, "WITHSCORES"), ("TIME",)], node_of=namespace.schedules
+    )
+    return _overdue(first, milliseconds(time))
 
 
 async def _count_limited(gateway: Gateway, partition: Partition) -> int:
@@ -269,6 +295,7 @@ def _sum(partitions: Sequence[QueueStats]) -> QueueStats:
         due=sum(one.due for one in partitions),
         limited=sum(one.limited for one in partitions),
         held=sum(one.held for one in partitions),
+        overdue=max(one.overdue for one in partitions),
         dead=sum(one.dead for one in partitions),
         oldest_age=max((one.oldest_age for one in partitions if one.oldest_age is not None), default=None),
         consumers=consumers,

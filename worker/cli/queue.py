@@ -19,7 +19,7 @@ from anyio.from_thread import BlockingPortal
 from ...queues.budgets.store import BudgetStore, Ledger
 from ...queues.catalog import CatalogTask
 from ...queues.inspection.junk_items import JunkItem, read_junk
-from ...queues.inspection.views import QueueStats, list_queues
+from ...queues.inspection.views import QueueStats, list_queues, overdue_schedules
 from ...queues.junk import shown_bytes
 from ...queues.keys import Namespace, Partition, SessionPartition
 from ...queues.limit_views import LimitStatus, list_limits
@@ -146,9 +146,14 @@ async def metrics(
         await _serve(producer, host, port, stops)
 
 
-async def _read_stats(producer: Producer) -> tuple[list[QueueStats], list[LimitStatus], list[Ledger]]:
+Reading = tuple[list[QueueStats], list[LimitStatus], list[Ledger], float]
+"""Queues, limits, ledgers of named budgets, and the seconds for which a schedule is overdue."""
+
+
+async def _read_stats(producer: Producer) -> Reading:
     place = (producer.gateway, producer.namespace)
-    return await list_queues(*place), await list_limits(*place), await BudgetStore(*place).list_named(most=_LEDGERS)
+    ledgers = await BudgetStore(*place).list_named(most=_LEDGERS)
+    return await list_queues(*place), await list_limits(*place), ledgers, await overdue_schedules(*place)
 
 
 async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[signal.Signals]) -> None:
@@ -156,7 +161,7 @@ async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[
     serve, queue_registry = load("prometheus_client:start_http_server"), load(".queue_metrics:queue_registry")
     async with BlockingPortal() as portal:
 
-        def read() -> tuple[list[QueueStats], list[LimitStatus], list[Ledger]]:
+        def read() -> Reading:
             return portal.call(_read_stats, producer)
 
         try:

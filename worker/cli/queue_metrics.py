@@ -16,7 +16,7 @@ from ...queues.inspection.views import QueueStats
 from ...queues.lanes import NORMAL
 from ...queues.limit_views import LimitStatus
 
-ReadStats = Callable[[], tuple[Sequence[QueueStats], Sequence[LimitStatus], Sequence[Ledger]]]
+ReadStats = Callable[[], tuple[Sequence[QueueStats], Sequence[LimitStatus], Sequence[Ledger], float]]
 
 _LABELS: Final = ("namespace", "queue")
 
@@ -24,6 +24,11 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...]
     ("perdure_queue_depth", "Messages that wait for a worker.", lambda stats: stats.depth),
     ("perdure_queue_in_flight", "Messages that are delivered to a worker.", lambda stats: stats.in_flight),
     ("perdure_queue_due", "Tasks that are scheduled for later.", lambda stats: stats.due),
+    (
+        "perdure_queue_overdue_seconds",
+        "Time since the earliest scheduled task has come due; 0 if none has.",
+        lambda stats: stats.overdue,
+    ),
     ("perdure_queue_limited", "Tasks that wait for limits.", lambda stats: stats.limited),
     ("perdure_queue_held", "Scheduled tasks that pauses of operators hold.", lambda stats: stats.held),
     ("perdure_queue_paused", "Whether an operator has paused the whole queue.", lambda stats: stats.pause is not None),
@@ -76,6 +81,9 @@ _BUDGET_GAUGES: Final[tuple[tuple[str, str, Callable[[Ledger], Mapping[str, int]
 """The same for budgets, by unit."""
 
 
+_SCHEDULES: Final = "Time since the earliest schedule has come due; 0 if none has."
+
+
 class _Queues(Collector):
     """Collector that reads queues, limits and budgets at each scrape.
 
@@ -89,12 +97,15 @@ class _Queues(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         up = "Whether Redis responds."
         try:
-            found_queues, limits, ledgers = self._read()
+            found_queues, limits, ledgers, overdue = self._read()
             queues = [stats for stats in found_queues if stats.partitions or not stats.problem]
         except QueueError:
             yield GaugeMetricFamily("perdure_up", up, value=0)
             return
         yield GaugeMetricFamily("perdure_up", up, value=1)
+        gauge = GaugeMetricFamily("perdure_schedule_overdue_seconds", _SCHEDULES, labels=("namespace",))
+        gauge.add_metric((self._namespace,), overdue)
+        yield gauge
         for name, help_text, value_of in _GAUGES:
             gauge = GaugeMetricFamily(name, help_text, labels=_LABELS)
             for stats in queues:
@@ -130,7 +141,8 @@ def queue_registry(namespace: str, read: ReadStats) -> CollectorRegistry:
     """Return a registry with these gauges only.
 
     Args:
-        read: Returns the current queues, limits and ledgers of named budgets; called at each scrape.
+        read: Returns the current queues, limits, ledgers of named budgets, and the seconds for which a schedule is
+            overdue; called at each scrape.
     """
     registry = CollectorRegistry()
     registry.register(_Queues(namespace, read))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from perdure.queues.keys import Namespace
 from perdure.worker.cli import queue as queue_module
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -67,6 +70,27 @@ def test_metrics_are_prometheus_text_with_base_units_in_the_names(queues: None, 
     assert ("perdure_queue_drain_time_seconds", "default") not in found  # it is unknown
     assert f'perdure_queue_depth{{namespace="{namespace_name}",queue="default"}} 3.0' in answer.out
     assert {family.type for family in text_string_to_metric_families(answer.out)} == {"gauge"}
+
+
+def test_metrics_show_what_is_overdue_without_a_worker(queues: None) -> None:
+    assert gauges(call("queue", "metrics").out)[("perdure_queue_overdue_seconds", "mail")] == 0
+    assert gauges(call("queue", "metrics").out)[("perdure_schedule_overdue_seconds", None)] == 0
+    call("enqueue", "t", "--queue", "mail", "--delay", "0.01")
+    found: dict[tuple[str, str | None], float] = {}
+    while not found.get(("perdure_queue_overdue_seconds", "mail")):
+        found = gauges(call("queue", "metrics").out)
+    assert 0 < found[("perdure_queue_overdue_seconds", "mail")] < 60
+    assert call("queue", "list", "--json").json[1]["overdue"] > found[("perdure_queue_overdue_seconds", "mail")]
+
+
+def test_metrics_show_that_a_schedule_is_overdue(queues: None, namespace_name: str) -> None:
+    key = Namespace(namespace_name).schedules
+    with redis.Redis.from_url(os.environ["PERDURE_REDIS_URL"], protocol=2) as client:
+        for score, low, high in ((1, 1e9, 2e9), (0, 1, 1), (8e15, 0, 0)):  # long ago, at once, in the far future
+            client.zadd(key, {"nightly": score})
+            found = gauges(call("queue", "metrics").out)[("perdure_schedule_overdue_seconds", None)]
+            assert low <= found <= high
+        client.delete(key)
 
 
 def test_the_list_has_the_same_numbers_as_json_and_as_a_table(queues: None) -> None:
