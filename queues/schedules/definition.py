@@ -94,6 +94,7 @@ class Every:
 
     @property
     def seconds(self) -> int:
+        """Length of the interval in seconds."""
         return int(to_seconds(self.interval))
 
     def times(self, after: int) -> Iterator[int]:

@@ -116,10 +116,12 @@ class Address:
 
     @property
     def embedded(self) -> bool:
+        """Whether it is an embedded server."""
         return self.directory is not None
 
     @property
     def scheme(self) -> str:
+        """Scheme of the URL, such as `redis` or `rediss+cluster`; `embedded` without one."""
         return "embedded" if self.embedded else self.url.partition(":")[0]
 
     @property
@@ -144,6 +146,7 @@ class Address:
 
     @property
     def encrypted(self) -> bool:
+        """Whether connections use TLS."""
         return self.scheme.startswith("rediss")
 
     @property

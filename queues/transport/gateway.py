@@ -204,6 +204,7 @@ class Gateway:
             await asyncio.gather(connecting, return_exceptions=True)
 
     async def close(self) -> None:
+        """Close the connections."""
         client, self._client = self._client, None
         connection, self._connection = self._connection, None
         replicator, self._replicator = self._replicator, None

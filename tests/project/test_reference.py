@@ -8,8 +8,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
+import perdure
+import perdure.context
+import perdure.memory
+import perdure.queues
+import perdure.testing
+import perdure.web
 import pytest
 from perdure.deadletter.policy import Reason
 from perdure.queues import State
@@ -21,7 +28,7 @@ from perdure.worker.durable.journal.event import BUILT_IN
 from perdure.worker.settings import Settings
 
 from tests.project import llms_page, rights_page
-from tests.project.api_page import PAGE, api_page
+from tests.project.api_page import PAGES, undescribed
 from tests.project.test_error_trees import defined
 from tests.support.paths import ROOT
 
@@ -59,8 +66,21 @@ def assert_same(documented: Iterable[str], existing: Iterable[str]) -> None:
 # api.md
 
 
-def test_the_page_of_the_api_has_the_signatures_and_docstrings_of_the_code() -> None:
-    assert PAGE.read_text("utf-8") == api_page(), "write it again: python -m tests.project.api_page"
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_pages_of_the_api_have_the_signatures_and_docstrings_of_the_code(path: Path) -> None:
+    assert path.read_text("utf-8") == PAGES[path](), "write it again: python -m tests.project.api_page"
+
+
+def test_every_public_method_stands_on_a_page_with_what_it_is() -> None:
+    assert undescribed() == []
+    text = "".join(path.read_text("utf-8") for path in PAGES)
+    for method in ("handle.record", "handle.explain", "handle.send", "limit.hold", "perdure_clock.advance"):
+        assert f"{method}(" in text
+    for module in (perdure, perdure.context, perdure.memory, perdure.testing, perdure.web, perdure.queues):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value) and not (isinstance(value, type) and issubclass(value, BaseException)):
+                assert f"# {name}\n" in text or f"{name}(" in text or name == "SyncContext", name
 
 
 # llms.txt

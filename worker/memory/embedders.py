@@ -48,9 +48,15 @@ class Embedder(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the model: memories are compared only with vectors of the same one."""
+        ...
+
     @property
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """Number of components of a vector."""
+        ...
+
     def embed(self, texts: list[str], /) -> Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]:
         """Return one vector per text, in the same order."""
         ...
@@ -138,6 +144,7 @@ class HashingEmbedder:
         self.name = "perdure-hashing-2"
 
     def embed(self, texts: list[str]) -> list[list[float]]:
+        """Return one vector per text, in the same order."""
         return [self._one(text) for text in texts]
 
     def _one(self, text: str) -> list[float]:
@@ -192,6 +199,7 @@ class WordLlamaEmbedder:
         self._common /= (self._common @ self._common) ** 0.5
 
     def embed(self, texts: list[str]) -> list[list[float]]:
+        """Return one vector per text, in the same order."""
         return [self._one(text) for text in texts]
 
     def _one(self, text: str) -> list[float]:
