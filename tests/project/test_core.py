@@ -32,6 +32,7 @@ PARTS: Final = (
     "perdure.worker.agents",
     "perdure.worker.artifacts",
     "perdure.worker.agents.identity",
+    "perdure.worker.integrations",
     "perdure.worker.memory",
     "perdure.worker.session",
     "perdure.worker.workspace",

@@ -77,3 +77,11 @@ def test_the_web_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as raised:
         import_module("perdure.web")
     assert str(raised.value) == "perdure.web needs the package sse-starlette: pip install 'perdure[web]'"
+
+
+def test_traces_need_the_api_of_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "opentelemetry" else find_spec(name))
+    monkeypatch.delitem(sys.modules, "perdure.otel", raising=False)
+    with pytest.raises(ConfigurationError) as raised:
+        import_module("perdure.otel")
+    assert str(raised.value) == "perdure.otel needs the package opentelemetry-api: pip install 'perdure[otel]'"
