@@ -218,11 +218,6 @@ class Task(Generic[P, R]):
     result: Codec = field(repr=False)
     template: EnvelopeTemplate = field(repr=False)
 
-    @property
-    def is_agent(self) -> bool:
-        """Whether the task is an agent."""
-        return self.on_orphan is None
-
     async def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler as a plain function, inside another task or in a test. Raises `InvalidArguments`."""
         first: object = ctx

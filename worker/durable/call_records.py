@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.errors import DecryptionError
 from ...queues.keys import Partition
@@ -20,7 +18,7 @@ from ...queues.runtime import RUNTIME
 from ...queues.stream_items import INTERNAL, decode_item, entry_id, key_digest, keyed_place, number_of_id
 from ...queues.transport.gateway import Gateway
 from .run import Run
-from .spent import Spent
+from .spent import Charge, Spent
 
 PROMPTS: Final = f"{INTERNAL}prompts"
 """Stream of the prompts of an agent: see worker/agents/context/recorded.py."""
@@ -101,61 +99,6 @@ def _opened(
 
 
 # charges
-
-
-class Charge(NamedTuple):
-    """Cost of one call.
-
-    Attributes:
-        step: Key of its step; empty outside of steps.
-        tries: Number of the step's try.
-        attempt: Attempt of the task.
-        tokens: Of the call together; None if it has not said.
-        usd: Dollars; None if they are not known.
-        model: Name of the model; empty if it has not said.
-    """
-
-    step: str = ""
-    tries: int = 1
-    attempt: int = 1
-    tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    usd: Decimal | None = None
-    model: str = ""
-
-    def encode(self) -> bytes:
-        """Return the stored form."""
-        usd = None if self.usd is None else str(self.usd)
-        return orjson.dumps(self._replace(usd=None)._asdict() | {"usd": usd})
-
-    @classmethod
-    def decode(cls, data: bytes) -> Charge:
-        """Read what `encode` returned. Raises `ValueError`."""
-        match orjson.loads(data):
-            case {"step": str(step), "tries": int(tries), "attempt": int(attempt), "model": str(model), **more}:
-                tokens, given, returned = (_count(more, name) for name in ("tokens", "input_tokens", "output_tokens"))
-                return cls(step, tries, attempt, tokens, given, returned, _dollars(more.get("usd")), model)
-        raise ValueError("it is no charge")
-
-
-def _count(data: Mapping[Any, object], name: str) -> int | None:
-    found = data.get(name)
-    if found is not None and (type(found) is not int or found < 0):
-        raise ValueError(f"its {name} are no number of tokens")
-    return found
-
-
-def _dollars(text: object) -> Decimal | None:
-    if text is None:
-        return None
-    try:
-        found = Decimal(str(text))
-    except ArithmeticError:
-        raise ValueError("its dollars are no number") from None
-    if not found.is_finite() or found < 0:
-        raise ValueError("its dollars are no amount")
-    return found
 
 
 async def record_charge(run: Run, spent: Spent, amounts: Mapping[str, int], *, step: str = "", tries: int = 1) -> None:

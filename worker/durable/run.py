@@ -35,8 +35,7 @@ from .stop_reasons import STOP_RULES, LimitReason, ParkReason, Stop, StopReason,
 
 if TYPE_CHECKING:
     from .budget_left import BudgetLeft
-    from .call_records import Charge
-    from .spent import Spent
+    from .spent import Charge, Spent
 
 Observer = TypeVar("Observer")
 

@@ -1,10 +1,12 @@
-"""Arguments of `ctx.spend`: the cost of a call."""
+"""Cost of a call: the arguments of `ctx.spend`, and the stored form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
+
+import orjson
 
 from ...queues.budgets.definition import to_amount
 from ...queues.envelope import MAX_AMOUNT
@@ -63,3 +65,58 @@ def nano_dollars(usd: Any) -> int:
         return to_amount("usd", usd, "ctx.spend") if usd else 0
     except ValueError as error:
         raise StepDefinitionError(str(error)) from None
+
+
+class Charge(NamedTuple):
+    """Cost of one call.
+
+    Attributes:
+        step: Key of its step; empty outside of steps.
+        tries: Number of the step's try.
+        attempt: Attempt of the task.
+        tokens: Of the call together; None if it has not said.
+        usd: Dollars; None if they are not known.
+        model: Name of the model; empty if it has not said.
+    """
+
+    step: str = ""
+    tries: int = 1
+    attempt: int = 1
+    tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    usd: Decimal | None = None
+    model: str = ""
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        usd = None if self.usd is None else str(self.usd)
+        return orjson.dumps(self._replace(usd=None)._asdict() | {"usd": usd})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Charge:
+        """Read what `encode` returned. Raises `ValueError`."""
+        match orjson.loads(data):
+            case {"step": str(step), "tries": int(tries), "attempt": int(attempt), "model": str(model), **more}:
+                tokens, given, returned = (_count(more, name) for name in ("tokens", "input_tokens", "output_tokens"))
+                return cls(step, tries, attempt, tokens, given, returned, _dollars(more.get("usd")), model)
+        raise ValueError("it is no charge")
+
+
+def _count(data: Mapping[Any, object], name: str) -> int | None:
+    found = data.get(name)
+    if found is not None and (type(found) is not int or found < 0):
+        raise ValueError(f"its {name} are no number of tokens")
+    return found
+
+
+def _dollars(text: object) -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        found = Decimal(str(text))
+    except ArithmeticError:
+        raise ValueError("its dollars are no number") from None
+    if not found.is_finite() or found < 0:
+        raise ValueError("its dollars are no amount")
+    return found

@@ -12,7 +12,8 @@ from perdure.queues.security.keyring import generate_key
 from perdure.worker.agents.context import recorded
 from perdure.worker.agents.context.prompt import Prompt
 from perdure.worker.agents.context.recorded import PROMPT_BYTES, BadPrompt, decode_head, decode_messages
-from perdure.worker.durable.call_records import CHARGES, PROMPTS, CallRecord, Charge, cost_by_step, read_calls
+from perdure.worker.durable.call_records import CHARGES, PROMPTS, CallRecord, cost_by_step, read_calls
+from perdure.worker.durable.spent import Charge
 from perdure.worker.durable.steps.current import current_step
 from perdure.worker.settings import Settings
 from pydantic import SecretStr

@@ -616,5 +616,5 @@ def test_only_the_api_of_opentelemetry_is_imported_and_only_for_traces() -> None
     assert {folder for folders in found.values() for folder in folders} == {"worker/integrations/otel"}
     in_api = {str(file) for file in distribution("opentelemetry-api").files or ()}
     for name in found:
-        path = name.replace(".", "/")
-        assert {f"{path}.py", f"{path}/__init__.py"} & in_api, name
+        module = name.replace(".", "/")
+        assert {f"{module}.py", f"{module}/__init__.py"} & in_api, name

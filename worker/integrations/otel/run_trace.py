@@ -19,7 +19,7 @@ from . import conventions as names
 from .guard import Guard
 
 if TYPE_CHECKING:
-    from ...durable.call_records import Charge
+    from ...durable.spent import Charge
 
 
 class RunTrace(RunObserver):

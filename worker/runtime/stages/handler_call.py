@@ -51,7 +51,8 @@ class HandlerCall:
         timeout = time_limit_of(run, task)
         limit = None if timeout is None else run.limit(timeout)
         token, run.context, run.retry = CURRENT_RUN.set(run), ctx, task.retry
-        run.watch, run.is_agent = watch_tools if task.watches_tools else None, task.is_agent
+        run.watch = watch_tools if task.watches_tools else None
+        run.is_agent = task.on_orphan is None
         error: BaseException | None = None
         result: bytes | None = None
         stop: StopReason | None = None

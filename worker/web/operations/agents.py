@@ -33,7 +33,6 @@ from ...durable.call_records import (
     CHARGES,
     PROMPTS,
     CallRecord,
-    Charge,
     cost_by_step,
     count_calls,
     read_call,
@@ -42,6 +41,7 @@ from ...durable.call_records import (
 from ...durable.journal.function_plan import FunctionPlan
 from ...durable.journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
 from ...durable.journal.step_record import PLANNED
+from ...durable.spent import Charge
 from ...errors import BadHistory, IdentityError
 from ...memory.task_memory import CITED_MEMORIES, cited_memories
 from ...settings import Settings, load_settings
