@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@printf '%s\n' \
 	  'make demo         kill workers of a task on real files, and show that it completes (about 30 s)' \
-	  'make test         all tests but those of make test-build (about five minutes)' \
+	  'make test         all tests but those of make test-build, test-browser, simulate and the cluster (about six minutes)' \
 	  'make test-browser the pages of the dashboard in Chromium (PERDURE_SCREENSHOTS=1: and the images of docs)' \
 	  'make test-fast    the unit tests only, without servers and processes' \
 	  'make test-build   the tests of the image, the unit files, the release, the benchmarks, the code in documents and long lives of agents' \
@@ -36,7 +36,7 @@ help:
 	  'make format       format the code and sort its imports' \
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
 	  'make replay       stop each handler of a suite at each write, and retry it after each call (REPLAY_SEED)' \
-	  'make simulate     a thousand runs of the whole system under virtual time, with faults (SEEDS, SEED)' \
+	  'make simulate     the tests of the simulation, and a thousand runs of the whole system under virtual time (SEEDS, SEED)' \
   'make fuzz         ten thousand hostile messages, and as many mutations of all keys (FUZZ_SEED, FUZZ_COUNT)' \
 	  'make bounded      100,000 tasks of all outcomes, which leave no key in Redis and no memory in the worker' \
 	  'make evaluate     measure what agents know over long and interrupted runs, and print the figures (EVALUATE)' \
@@ -80,8 +80,11 @@ UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 # What is built, measured and documented with the package, which takes long and changes seldom.
 BUILT := tests/benchmarks tests/evaluation $(addprefix tests/project/,test_deploy.py test_dist.py test_docs_code.py test_site.py)
 
+# Whether the simulation sees each defect that is planted into it: as long as all other unit tests together.
+SIMULATED := tests/simulation/fleet tests/simulation/sensitivity
+
 test: install
-	$(PYTEST) $(BUILT:%=--ignore=%)
+	$(PYTEST) $(BUILT:%=--ignore=%) $(SIMULATED:%=--ignore=%)
 
 test-build: install
 	$(PYTEST) $(BUILT)
@@ -175,6 +178,7 @@ replay: install
 simulate: SEEDS ?= 1000
 simulate: SEED ?= 0
 simulate: install
+	$(PYTEST) $(SIMULATED)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --start $(SEED)
 
 # FUZZ_ONLY: numbers of the mutations of keys that are applied, as a failure names them.
