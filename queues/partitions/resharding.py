@@ -4,6 +4,10 @@ A change has two steps. The route gets a new generation (compare and set); then 
 closed, by one script each. Between the two steps the queue works as before: producers write into partitions that are
 not closed. Every worker that sees a previous generation closes its partitions, too, so a change is completed even if
 the process that started it dies. Closing is idempotent.
+
+With the routes, in one round trip, each process reads the format of the namespace's keys, and `change`, which names
+work that replaces all data: a migration or a restore. It refuses a namespace that it does not know, or that is being
+changed. Such changes are made while no worker runs, since a worker reads the routes now and then only.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +23,7 @@ import anyio
 
 from ..errors import QueueError, Refused, Unavailable, WrongType
 from ..junk import report_once, set_hash_aside, shown_bytes, split
-from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
+from ..keys import GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
 from ..lanes import LANES, Lane
 from ..runtime import RUNTIME
 from ..transport.clients import is_denied
@@ -38,8 +43,14 @@ _MAX_PROBLEMS: Final = 20
 _OPENING: Final = 0.05
 """Seconds between two looks whether a worker has opened a partition."""
 
+RESTORE: Final = "restore"
+"""Value of `change` during a restore."""
+
+MIGRATION: Final = "migrate"
+"""Value of `change` during a migration."""
+
 _DIGITS: Final = 9
-"""Most digits of a data format that are read as a number."""
+"""Most digits of a format that are read as a number."""
 
 _MARK_TTL: Final = 7 * 86_400_000
 """Milliseconds for which a retired partition refuses producers.
@@ -47,6 +58,90 @@ _MARK_TTL: Final = 7 * 86_400_000
 A producer reads the route again after a minute, so only one that was stopped for longer, between its read of the route
 and its write, can store a task that no worker finds.
 """
+
+
+class SchemaProblem(NamedTuple):
+    """Reason for which a namespace cannot be used, and the remedy."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchema:
+    """The stored format of a namespace.
+
+    Attributes:
+        format: None if the namespace was never used, or another program wrote something else.
+        change: `RESTORE`, `MIGRATION`, the name of a change that a later version knows, or empty.
+    """
+
+    format: int | None = None
+    change: str = ""
+
+    @classmethod
+    def decode(cls, namespace: Namespace, stored: Any) -> StoredSchema:
+        """Decode the reply to `read_command`. What another program wrote is reported once, and ignored."""
+        if isinstance(stored, WrongType):
+            report_once(f"the format of namespace {namespace.name!r} is ignored: {namespace.deployment}: {stored}")
+            return cls()
+        number, change = stored
+        known = None
+        if number is not None and not number.isdigit():
+            report_once(
+                f"the data format of namespace {namespace.name!r} is ignored: it must be a number, got {number!r}"
+            )
+        elif number is not None:
+            known = int(number[:_DIGITS])
+        return cls(known, (change or b"").decode("utf-8", "backslashreplace"))
+
+    @property
+    def shown(self) -> str:
+        """The format in words."""
+        known = "no data yet" if self.format is None else f"format {self.format}"
+        return f"{known}, {self.change} under way" if self.change else known
+
+    def problem(self, namespace: Namespace) -> SchemaProblem | None:
+        """Return the reason for which this version cannot use the namespace; None if it can."""
+        if self.change == RESTORE:
+            return SchemaProblem(
+                "a restore of it is under way, or was interrupted", "wait for it, or run 'perdure restore FILE' again"
+            )
+        if self.change == MIGRATION:
+            return SchemaProblem(
+                "a migration of it is under way, or was interrupted", "wait for it, or run 'perdure migrate' again"
+            )
+        if self.format is not None and (self.format > KEY_FORMAT or self.change):
+            return SchemaProblem(
+                f"its data has format {self.format}, and this version reads up to format {KEY_FORMAT}",
+                "upgrade this process: pip install --upgrade perdure",
+            )
+        if self.format is not None and self.format < KEY_FORMAT:
+            return SchemaProblem(
+                f"its data has format {self.format}, and this version needs format {KEY_FORMAT}",
+                "stop all workers, then run 'perdure migrate'",
+            )
+        return None
+
+    def check(self, namespace: Namespace) -> None:
+        """Raise `Refused` if this version cannot use the namespace."""
+        problem = self.problem(namespace)
+        if problem is not None:
+            raise Refused(f"could not use namespace {namespace.name!r}: {problem.text}; {problem.remedy}")
+
+
+def read_command(namespace: Namespace) -> Command:
+    """Return the command that reads the stored format, for a pipeline."""
+    return ("HMGET", namespace.deployment, "format", "change")
+
+
+async def read_schema(gateway: Gateway, namespace: Namespace) -> StoredSchema:
+    """Return the stored format."""
+    try:
+        stored = await gateway.command(*read_command(namespace))
+    except WrongType as error:
+        stored = error
+    return StoredSchema.decode(namespace, stored)
 
 
 async def load_routes(gateway: Gateway, namespace: Namespace) -> dict[str, Route]:
@@ -84,16 +179,11 @@ async def read_routes(gateway: Gateway, namespace: Namespace) -> Routes:
 
 async def _read_routes(gateway: Gateway, namespace: Namespace, command: Command) -> Any:
     """Read from the hash of queues, and check the data format. Returns `WrongType` if the hash is of another type."""
-    found, data_format = await gateway.pipeline_each(
-        [command, ("HGET", namespace.deployment, "format")], node_of=namespace.queues
-    )
-    for reply in (found, data_format):
+    found, schema = await gateway.pipeline_each([command, read_command(namespace)], node_of=namespace.queues)
+    for reply in (found, schema):
         if isinstance(reply, Refused) and not isinstance(reply, WrongType):
             raise reply
-    if isinstance(data_format, WrongType):
-        report_once(f"the format of namespace {namespace.name!r} is ignored: {namespace.deployment}: {data_format}")
-    else:
-        _check_format(namespace, data_format)
+    StoredSchema.decode(namespace, schema).check(namespace)
     return found
 
 
@@ -332,17 +422,6 @@ async def _set_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
     """Replace the route that was read, and store the data format. Return False if the route is another one by now."""
     keys = [namespace.queues, namespace.deployment]
     return bool(await gateway.run(_SET_ROUTE, keys, [queue, known, new, KEY_FORMAT]))
-
-
-def _check_format(namespace: Namespace, stored: bytes | None) -> None:
-    """Raise `Refused` if the namespace's data has a format that this version cannot read."""
-    if stored is not None and not stored.isdigit():
-        report_once(f"the data format of namespace {namespace.name!r} is ignored: it must be a number, got {stored!r}")
-    elif stored is not None and (len(stored) > _DIGITS or int(stored) > DATA_FORMAT):
-        raise Refused(
-            f"could not use namespace {namespace.name!r}: its data has format {stored.decode('utf-8', 'replace')}, "
-            f"and this version reads up to format {DATA_FORMAT}; upgrade this process"
-        )
 
 
 def _decode(queue: str, data: bytes) -> Route | None:

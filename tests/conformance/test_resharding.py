@@ -31,7 +31,7 @@ from perdure.queues.delivery.settlement import Counters, succeed
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inspection.views import queue_partitions
 from perdure.queues.junk import set_hash_aside
-from perdure.queues.keys import DATA_FORMAT, KEY_FORMAT, junk_keys
+from perdure.queues.keys import KEY_FORMAT, junk_keys
 from perdure.queues.partitions.assignment import PartitionAssignment
 from perdure.queues.partitions.resharding import (
     PartitionStatus,
@@ -100,8 +100,8 @@ async def test_a_queue_in_use_gets_new_partitions(gateway: Gateway, namespace: N
 async def test_data_of_a_newer_format_is_refused(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
     await producer.enqueue("t", queue="default")
     assert await gateway.command("HGET", namespace.deployment, "format") == str(KEY_FORMAT).encode()
-    await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT + 1)
-    refused = rf"namespace '{namespace.name}': its data has format {DATA_FORMAT + 1}.*upgrade"
+    await gateway.command("HSET", namespace.deployment, "format", KEY_FORMAT + 1)
+    refused = rf"namespace '{namespace.name}': its data has format {KEY_FORMAT + 1}.*upgrade"
     async with Producer(namespace=namespace.name, gateway=gateway) as later:
         with pytest.raises(Refused, match=refused):
             await later.enqueue("t", queue="default")
@@ -151,10 +151,10 @@ async def test_a_route_of_a_newer_version_is_reported(
 ) -> None:
     """A newer format of routes is one of the namespace; any other route was written by another program."""
     await gateway.command("HSET", namespace.queues, "default", '{"rings": 3}')
-    await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT + 1)
+    await gateway.command("HSET", namespace.deployment, "format", KEY_FORMAT + 1)
     with pytest.raises(Refused, match=r"format .*upgrade"):
         await producer.enqueue("t", queue="default")
-    await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT)
+    await gateway.command("HSET", namespace.deployment, "format", KEY_FORMAT)
     await producer.enqueue("t", queue="default")
     assert await gateway.command("HGET", namespace.queues, "default") == b"1"
 
