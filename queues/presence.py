@@ -209,6 +209,14 @@ async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> No
     await _registry(gateway, namespace).withdraw(worker_id)
 
 
+async def trim_registry(gateway: Gateway, namespace: Namespace) -> int:
+    """Remove the members of the registry whose registration has expired; return their number."""
+    before = await gateway.command("ZCARD", namespace.workers)
+    await _registry(gateway, namespace).trim()
+    after: int = await gateway.command("ZCARD", namespace.workers)
+    return max(0, int(before) - after)
+
+
 def _registry(gateway: Gateway, namespace: Namespace) -> MemberRegistry:
     return MemberRegistry(gateway, namespace.workers, namespace.worker)
 

@@ -79,6 +79,11 @@ class ReadResult:
             self.claimable = True
 
 
+async def remove_consumer(gateway: Gateway, partition: Partition, name: str) -> bool:
+    """Remove the consumer of a worker from the groups of a partition. Return False if a message is pending on it."""
+    return bool(await gateway.run(_REMOVE, [partition.ready, partition.nudge], [GROUP, name]))
+
+
 class Consumer:
     """One worker's consumer in the groups of its partitions. The partitions may change at any time: `assign`."""
 
@@ -449,7 +454,7 @@ class Consumer:
         removed = 0
         for name, idle in idle_ms.items():
             if name not in present and not is_reserved(name) and idle > gone_for * 1000:
-                removed += await self._gateway.run(_REMOVE, [partition.ready, partition.nudge], [GROUP, name])
+                removed += await remove_consumer(self._gateway, partition, name)
         return removed
 
     async def _idle_ms(self, stream: str) -> dict[str, int]:

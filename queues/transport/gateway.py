@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -77,6 +77,9 @@ _FOR_A_WORKER: Final = 10.0
 
 _NODE_TIMEOUT: Final = 2.0
 """Seconds that the loading of scripts waits for a primary of a cluster, which may just be being replaced."""
+
+Primary: TypeAlias = Callable[[Command], asyncio.Future[Any]]
+"""Submits a command to one primary."""
 
 _ERRORS: Final = (RedisError, OSError, Unavailable)
 """Errors of the client library, and `Unavailable` for those that are already translated."""
@@ -233,12 +236,17 @@ class Gateway:
         return None if self._embedded is None else self._embedded.socket
 
     async def _check_server(self) -> None:
+        await check_servers(self.address, self.requirements, self.primaries(), log=self.log_findings)
+
+    def primaries(self) -> Mapping[str, Primary]:
+        """Return how to submit one command to each primary of a cluster by its address, or to the one server by "".
+
+        Such a command is sent once, and raises errors of redis-py.
+        """
         cluster = self._cluster
         if cluster is None:
-            await check_servers(self.address, self.requirements, {"": self._submit}, log=self.log_findings)
-        else:
-            primaries = {str(node): partial(cluster.submit_to, node) for node in cluster.reachable()}
-            await check_servers(self.address, self.requirements, primaries, log=self.log_findings)
+            return {"": self._submit}
+        return {str(node): partial(cluster.submit_to, node) for node in cluster.reachable()}
 
     async def _repeat(self, call: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -348,6 +356,17 @@ class Gateway:
 
         await self._repeat(load)
         return loaded
+
+    async def missing_scripts(self) -> int:
+        """Return how many scripts of this version the server lacks, or any primary of a cluster at most.
+
+        Raises `Refused` if the user may not ask.
+        """
+        digests = [script.sha for script in queue_scripts()]
+        command = ("SCRIPT", "EXISTS", *digests)
+        with translated(self.address.shown, command):
+            found = await asyncio.gather(*(ask(command) for ask in self.primaries().values()))
+        return max(sum(not exists for exists in known) for known in found)
 
     async def _load_scripts(self) -> int:
         scripts = queue_scripts()

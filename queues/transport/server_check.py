@@ -265,7 +265,7 @@ async def recognise(address: Address) -> str | None:
 
     None if it speaks that, does not answer, or has no port. Reads a few bytes over connections of its own.
     """
-    place = _place(address)
+    place = place_of(address)
     if place is None or RUNTIME.sync_connection is not None:  # simulated processes have no connections of their own
         return None
     reply = await _ask(place, None)
@@ -284,7 +284,8 @@ async def recognise(address: Address) -> str | None:
     return None
 
 
-def _place(address: Address) -> Node | None:
+def place_of(address: Address) -> Node | None:
+    """Return host and port of the server, or of the first node; None for a socket file."""
     if address.embedded or address.scheme == "unix":
         return None
     if address.nodes:

@@ -60,6 +60,7 @@ DETAILS: Final[Sequence[tuple[str, ...]]] = (
     ("identity", "log", "Talker"),
     ("worker", "health"),
     ("queue", "metrics"),
+    ("doctor",),
 )
 """Commands that may refuse what is damaged, with exit code 1 and one line."""
 

@@ -23,6 +23,7 @@
     web.py                  web run, token
     dashboard.py            perdure dashboard
     lazy.py                 import of a command when it is called
+    doctor.py               perdure doctor
     bench.py, demo.py       perdure bench, perdure demo
     docs.py                 perdure docs
     support/                the runner of the commands, and options, connection, output and errors that they share
@@ -71,6 +72,7 @@ COMMANDS = (
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server, or prepare another."),
     LazyCommand("web", ".web:app", "Serve the HTTP API, and make tokens for its users."),
     LazyCommand("dashboard", ".dashboard:dashboard", "Serve the dashboard."),
+    LazyCommand("doctor", ".doctor:doctor", "Find what is wrong with a deployment, and what to do."),
     LazyCommand("bench", ".bench:bench", "Measure Perdure on your server."),
     LazyCommand("docs", ".docs:docs", "Read and search the documentation offline."),
 )

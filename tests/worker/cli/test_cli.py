@@ -145,6 +145,7 @@ def test_the_commands_are_these() -> None:
         "drop",
         "bench",
         "docs",
+        "doctor",
         "dashboard",
     }
 

@@ -142,6 +142,7 @@ QUIET = {
     "demo": "its report has names of files of this host only",
     "bench": "it prints figures",
     "docs": "it prints pages of the package",
+    "doctor": "what it quotes of keys and names goes through the tables of the other commands",
     "new": "it prints the paths that its own argument names",
     "worker run": "it prints a log, see test_log",
     "server start": "it prints the path of its own option",

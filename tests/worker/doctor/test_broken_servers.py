@@ -1,0 +1,139 @@
+"""`perdure doctor` on real servers: a sound one, and one for each way in which a server is broken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from perdure.queues import Namespace
+
+from tests.support.command_line import BOUND, Answer, call
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+DURABLE = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
+
+
+class Patient:
+    """A server of its own, and the command that examines it."""
+
+    def __init__(self, program: Path, *options: str) -> None:
+        self.server = RedisServer(program, options=(*DURABLE, *options)).start()
+        self.client: Any = redis.Redis(unix_socket_path=str(self.server.socket))
+
+    def examine(self, *options: str, url: str | None = None) -> Answer:
+        return call("doctor", "--redis-url", url or self.server.url, "--json", *options)
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.stop()
+
+
+@pytest.fixture
+def patient(server_program: Path, request: pytest.FixtureRequest) -> Iterator[Patient]:
+    found = Patient(server_program, *getattr(request, "param", ()))
+    yield found
+    found.close()
+
+
+def problems(answer: Answer, severity: str = "error") -> dict[str, str]:
+    """Return what was found, by check. The output must be complete whatever the exit code is."""
+    found = answer.json["findings"]
+    assert all(one["meaning"] and one["remedy"] for one in found if one["severity"] in ("warning", "error")), found
+    return {one["check"]: one["found"] for one in found if one["severity"] == severity}
+
+
+def test_a_sound_server(patient: Patient) -> None:
+    answer = patient.examine()
+    assert (answer.code, problems(answer)) == (0, {})
+    assert {one["check"] for one in answer.json["findings"]} >= {
+        *("version", "persistence", "eviction", "memory", "replication", "clock", "latency", "rights", "schema"),
+        *("scripts", "junk", "settings", "leases", "places"),
+    }
+    shown = call("doctor", "--redis-url", patient.server.url)
+    assert (shown.code, "append-only file, synced once a second" in shown.out) == (0, True)
+    assert "0 error, " in shown.err
+
+
+@pytest.mark.parametrize("patient", [("--appendonly", "no")], indirect=True)
+def test_a_server_without_persistence(patient: Patient) -> None:
+    answer = patient.examine()
+    assert (answer.code, problems(answer)) == (1, {"persistence": "no append-only file (appendonly no)"})
+    assert "1 findings need work" in answer.err
+
+
+@pytest.mark.parametrize("patient", [("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")], indirect=True)
+def test_a_server_that_deletes_tasks(patient: Patient) -> None:
+    answer = patient.examine()
+    assert (answer.code, problems(answer)) == (1, {"eviction": "maxmemory-policy allkeys-lru"})
+
+
+@pytest.mark.parametrize("patient", [("--maxmemory", "16mb")], indirect=True)
+def test_a_server_whose_memory_is_full(patient: Patient) -> None:
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        for number in range(1000):
+            patient.client.set(f"another:program:{number}", "x" * 50_000)
+    answer = patient.examine()
+    assert (answer.code, list(problems(answer))) == (1, ["memory"])
+    assert "of maxmemory" in problems(answer)["memory"]
+
+
+@pytest.mark.parametrize("patient", [("--min-replicas-to-write", "1")], indirect=True)
+def test_a_server_whose_replicas_are_gone(patient: Patient) -> None:
+    answer = patient.examine()
+    found = "0 replicas follow, and min-replicas-to-write is 1"
+    assert (answer.code, problems(answer)) == (1, {"replication": found})
+
+
+def test_a_replica(patient: Patient) -> None:
+    patient.client.replicaof("127.0.0.1", 1)
+    answer = patient.examine()
+    assert (answer.code, problems(answer)["replication"]) == (1, "the server is a replica")
+
+
+def test_a_server_that_cannot_write_its_snapshot(patient: Patient) -> None:
+    (patient.server.folder / "dump.rdb").mkdir()
+    patient.client.bgsave()
+    deadline = time.monotonic() + BOUND
+    while patient.client.info("persistence")["rdb_last_bgsave_status"] == "ok" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    answer = patient.examine()
+    assert (answer.code, problems(answer)) == (1, {"persistence": "the last snapshot failed"})
+
+
+def test_a_user_who_lacks_rights(patient: Patient) -> None:
+    patient.client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~{perdure:*", "+@hash", "+info", "+time")
+    url = f"unix://shop:secret@{patient.server.socket}"
+    answer = patient.examine(url=url)
+    assert answer.code == 1
+    lacks = problems(answer)["rights"]
+    assert lacks.startswith("user 'shop' lacks ")
+    assert "XADD" in lacks
+    # an administrator looks at the user, and at a role that it should have
+    other = patient.examine("--user", "shop", "--role", "worker")
+    assert other.code == 1
+    assert problems(other)["rights"].endswith("for the role worker")
+    assert patient.examine("--user", "missing").code == 1
+
+
+def test_data_of_a_newer_release(patient: Patient) -> None:
+    patient.client.hset(Namespace().deployment, mapping={"format": 7})
+    answer = patient.examine()
+    assert (answer.code, problems(answer)) == (1, {"schema": "format 7"})
+    assert any("pip install --upgrade" in one["remedy"] for one in answer.json["findings"])
+
+
+def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    answer = call("doctor", "--redis-url", f"unix://{tmp_path}/nothing.sock", "--json")
+    assert (answer.code, list(problems(answer))) == (1, ["server"])
+
+
+@pytest.mark.parametrize("patient", [("--appendfsync", "no")], indirect=True)
+def test_strict_counts_warnings(patient: Patient) -> None:
+    assert patient.examine().code == 0
+    assert patient.examine("--strict").code == 1

@@ -1,0 +1,162 @@
+"""Examination: all checks of a deployment, each on its own, and the fixes that are safe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from ...queues.errors import PerdureError, Refused, Unavailable
+from ...queues.presence import list_workers
+from ...queues.producer import Producer
+from ..app import App
+from ..settings import Settings
+from .deployment import (
+    check_app,
+    check_consumers,
+    check_disk,
+    check_junk,
+    check_memory,
+    check_places,
+    check_queues,
+    check_routes,
+    check_schema,
+    check_scripts,
+    check_workers,
+)
+from .result import CheckResult, Severity
+from .rights import check_certificates, check_rights
+from .server import (
+    Observed,
+    check_clock,
+    check_eviction,
+    check_latency,
+    check_persistence,
+    check_replication,
+    check_version,
+    observe_all,
+)
+
+_LIMIT: Final = 30.0
+"""Seconds for one check."""
+
+_AGAIN: Final = "mend that, then run 'perdure doctor' again"
+
+_OF_A_SERVER: Final[Sequence[Callable[[Observed], Iterable[CheckResult]]]] = (
+    check_version,
+    check_persistence,
+    check_eviction,
+    check_replication,
+    check_latency,
+)
+
+
+async def examine(
+    producer: Producer,
+    settings: Settings,
+    *,
+    role: str | None = None,
+    user: str | None = None,
+    apps: Sequence[tuple[str, App]] = (),
+) -> list[CheckResult]:
+    """Run all checks, and change nothing.
+
+    Args:
+        producer: A producer that is not open. One without requirements examines a server that others refuse.
+        settings: Those of this environment.
+        role: Role whose rights the user must have; None for any.
+        user: User whose rights are looked at; None for that of the connection.
+        apps: Apps to compare with the workers that run, by their names on the command line.
+
+    Raises:
+        Refused: `user` cannot be looked at.
+    """
+    async with AsyncExitStack() as opened:
+        try:
+            await opened.enter_async_context(producer)
+        except (Unavailable, Refused) as error:
+            return [CheckResult("server", Severity.ERROR, str(error), "no process can enqueue or run tasks", _AGAIN)]
+        return await _examine(producer, settings, role, user, apps)
+
+
+async def _examine(
+    producer: Producer, settings: Settings, role: str | None, user: str | None, apps: Sequence[tuple[str, App]]
+) -> list[CheckResult]:
+    gateway, namespace, address = producer.gateway, producer.namespace, producer.address
+    primaries = gateway.primaries()
+    servers = await observe_all(primaries, encrypted=address.encrypted)
+    found: list[CheckResult] = []
+    for server in servers:
+        for check in _OF_A_SERVER:
+            found += [replace(one, where=server.name) for one in check(server)]
+    found += check_clock(servers)
+    found += check_disk(address.directory)
+    found += await check_certificates(address)
+    found += await check_rights(next(iter(primaries.values())), address, namespace, role, user)
+    schema = await _collected("schema", check_schema(gateway, namespace))
+    found += schema
+    if any(one.severity is Severity.ERROR for one in schema):
+        return found  # this version cannot read the rest
+    checks = {
+        "scripts": check_scripts(gateway),
+        "foreign values": check_routes(gateway, namespace),
+        "junk": check_junk(gateway, namespace),
+        "workers": check_workers(gateway, namespace, settings),
+        "queues": check_queues(gateway, namespace),
+        "leases": check_consumers(gateway, namespace),
+        "places": check_places(gateway, namespace),
+        "queue memory": check_memory(gateway, namespace),
+    }
+    for name, findings in checks.items():
+        found += await _collected(name, findings)
+    if apps:
+        live = [worker for worker in await list_workers(gateway, namespace) if not worker.presumed_dead]
+        for name, app in apps:
+            found += check_app(name, app, live)
+    return found
+
+
+async def _collected(name: str, findings: AsyncIterator[CheckResult]) -> list[CheckResult]:
+    """Collect the findings of a check; one that fails is a finding."""
+    found: list[CheckResult] = []
+    try:
+        async with asyncio.timeout(_LIMIT):
+            async for finding in findings:
+                found.append(finding)  # noqa: PERF401 - those before an error are kept
+    except TimeoutError:
+        found.append(_failed(name, f"it took longer than {_LIMIT:g} s"))
+    except Refused as error:
+        found.append(_failed(name, str(error)))
+    except (PerdureError, RedisError) as error:
+        found.append(_failed(name, f"{error}"))
+    return found
+
+
+def _failed(name: str, why: str) -> CheckResult:
+    return CheckResult(
+        name,
+        Severity.WARNING,
+        f"could not be checked: {why}",
+        "a problem there is not found",
+        "run 'perdure doctor' with the rights of an operator, and look again",
+    )
+
+
+async def fix(producer: Producer, findings: Sequence[CheckResult]) -> list[CheckResult]:
+    """Run the safe fixes; return the findings with what was done. Each is idempotent; one that fails says so."""
+    done: list[CheckResult] = []
+    async with producer:
+        for finding in findings:
+            if finding.fix is None:
+                done.append(finding)
+                continue
+            try:
+                text = await finding.fix() or "nothing was left to do"
+            except PerdureError as error:
+                text = f"could not be fixed: {error}"
+            done.append(replace(finding, done=text))
+    return done
