@@ -57,7 +57,7 @@ $(VENV)/python-ready:
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet $(GROUPS:%=--group %)
-	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,cron,prices,encryption,artifacts,vectors,postgres,embeddings,web,otel]'
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,cron,prices,encryption,artifacts,vectors,postgres,embeddings,web,otel,reload]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(SOURCES)

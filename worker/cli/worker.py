@@ -32,6 +32,7 @@ from .support.runner import LiveListing, Output, command
 
 _SUPERVISOR: Final = "Supervisor"
 _HEALTH: Final = "Health"
+_DEVELOPMENT: Final = "Development"
 _SUPERVISED: Final = "PERDURE_SUPERVISED"
 """Environment variable of a supervisor's children; `worker.runtime.supervisor_link` is not imported for it."""
 
@@ -137,6 +138,32 @@ def run(
             rich_help_panel=_SUPERVISOR,
         ),
     ] = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Replace the workers when a source file changes. For development.",
+            rich_help_panel=_DEVELOPMENT,
+        ),
+    ] = False,
+    reload_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Watch the files in this folder and below. Repeatable. Default: the working directory.",
+            rich_help_panel=_DEVELOPMENT,
+            show_default=False,
+        ),
+    ] = None,
+    reload_include: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Watch files with such a name, too, such as '*.md'. Repeatable. Default: '*.py' only.",
+            rich_help_panel=_DEVELOPMENT,
+            show_default=False,
+        ),
+    ] = None,
     log_tasks: Annotated[
         bool, typer.Option("--log-tasks", help="Log the start and the end of each run. Default: PERDURE_LOG_TASKS.")
     ] = False,
@@ -172,6 +199,9 @@ def run(
     one at a time, to load new code. After too many crashes without
     progress it pauses until 'perdure worker resume'.
 
+    While you write the app: --reload does so when a file is saved. New code
+    that cannot be imported leaves the old workers running.
+
     Example: perdure worker run tasks.py:app --processes 4 --concurrency 32
     """
     checked_name = None if name is None else _check("--name", "worker name", name)
@@ -181,6 +211,12 @@ def run(
     given = [name for name, value in supervisor_options.items() if value is not None]
     if no_supervisor and given:
         raise Misuse(f"--{given[0]} is for a supervisor: omit --no-supervisor")
+    if reload:
+        production = {"--no-supervisor": no_supervisor, "--burst": burst, "--alert": alert is not None}
+        if wrong := [option for option, is_given in production.items() if is_given]:
+            raise Misuse(f"--reload is for development: omit {wrong[0]}")
+    elif reload_dir or reload_include:
+        raise Misuse(f"--reload-{'dir' if reload_dir else 'include'} needs --reload")
     if not no_supervisor and _SUPERVISED not in os.environ:
         load(".support.supervisor_process:run_supervisor")(
             context,
@@ -191,6 +227,7 @@ def run(
             alert=alert,
             name=checked_name,
             burst=burst,
+            sources=_sources(application, reload_dir, reload_include) if reload else None,
         )
         return
     load(".support.worker_process:run_worker")(
@@ -209,6 +246,16 @@ def run(
             "log_tasks": log_tasks or None,
         },
     )
+
+
+def _sources(application: str, folders: Sequence[Path] | None, patterns: Sequence[str] | None) -> Any:
+    """Return the files to watch: of the given folders, else of the working directory and the folder of the app."""
+    if not folders:
+        target = Path(application.rpartition(":")[0])
+        folders = [Path.cwd(), *([target.parent] if target.suffix == ".py" else [])]
+    resolved = dict.fromkeys(folder.absolute() for folder in folders)
+    roots = [folder for folder in resolved if not any(other in folder.parents for other in resolved)]
+    return load("..supervise.source_files:SourceFiles")(roots, ("*.py", *(patterns or ())))
 
 
 def _read_queues(text: str | None) -> list[str] | None:

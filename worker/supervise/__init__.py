@@ -7,6 +7,7 @@ workers claim its deliveries at once instead of after the lease, and starts a re
     config.py         settings of a supervisor, and the app's settings that the first child reports
     pool.py           WorkerPool and WorkerSlot: which children to run; restart, replace, reload
     crash_counter.py  registration, crash count and pause in Redis
+    source_files.py   source files that are watched in development
     supervisor.py     start-up, signals, drain, alerts
 
 Child processes themselves, and those that run quarantined tasks, are in worker/runtime/children.

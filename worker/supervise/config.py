@@ -11,6 +11,7 @@ from ...queues.keys import Namespace
 from ...queues.transport.address import Address
 from ..runtime.children.child import SupervisorTimings, delay_after
 from ..runtime.webhook_posting import WebhookTarget
+from .source_files import SourceFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class SupervisorConfig:
         alert: shell command to run when the supervisor pauses.
         timings: intervals and time limits.
         environment: variables of children in addition to those of this process.
+        sources: source files that are watched in development, whose changes replace all children; None for none.
     """
 
     command: Sequence[str]
@@ -36,6 +38,7 @@ class SupervisorConfig:
     alert: str | None = None
     timings: SupervisorTimings = field(default_factory=SupervisorTimings)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sources: SourceFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ...queues.supervisors import (
     SupervisorInfo,
     SupervisorState,
     count_crash,
+    resume_supervisor,
     supervise,
     withdraw_supervisor,
 )
@@ -106,8 +107,21 @@ class SupervisorRegistry:
             await self._resumed.wait()
 
     async def wait_resumed(self) -> None:
-        """Wait until the next time that a pause is lifted."""
+        """Wait until the next time that a pause is lifted, or the code has changed."""
         await self._resumed.wait()
+
+    async def resume(self) -> None:
+        """Lift a pause, forget the crashes, and end the delays before restarts: the code has changed."""
+        try:
+            await resume_supervisor(self._gateway, self._app.namespace, self.name)
+            self._update(await self._register())
+        except QueueError as error:
+            logger.debug("could not forget the crashes of the supervisor: {}", error)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._resumed.set()
+        self._resumed = anyio.Event()
 
     async def report(self, child: Child) -> CrashReport:
         """Make the deliveries of a dead child claimable at once. Retries while Redis is unavailable."""
@@ -158,8 +172,7 @@ class SupervisorRegistry:
             self._on_paused(event | state._asdict())
         elif before.paused and not state.paused:
             logger.info("supervisor {} resumed", self.name)
-            self._resumed.set()
-            self._resumed = anyio.Event()
+            self._wake()
 
     def _log_pause(self) -> None:
         logger.error(

@@ -28,6 +28,8 @@ class WorkerSlot:
         terminate: Stops a child.
         shortest_run: Seconds of delay before the replacement of a child that exited sooner than this.
         burst: Whether a child that exited with code 0 is not replaced.
+        reloads: Whether a child that was replaced is not waited for, since a reload in development is not to last as
+            long as a task's step.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class WorkerSlot:
         *,
         shortest_run: float,
         burst: bool,
+        reloads: bool = False,
     ) -> None:
         self.child: Child | None = None
         self._spawn = spawn
@@ -49,6 +52,7 @@ class WorkerSlot:
         self._app = app
         self._shortest_run = shortest_run
         self._burst = burst
+        self._reloads = reloads
         self._filling = anyio.Lock()
         self._failures = 0
 
@@ -89,7 +93,8 @@ class WorkerSlot:
                 return False
             self.child = new
         self._terminate(old)
-        await old.handled.wait()
+        if not self._reloads:
+            await old.handled.wait()
         return True
 
     async def _wait_to_start(self, delay: float) -> None:
@@ -145,6 +150,7 @@ class WorkerPool:
         self._service = service
         self._children = children
         self._burst = config.burst
+        self._keeps_spare = not config.burst and config.sources is None  # a spare would soon have loaded old code
         self._burst_poll = config.timings.burst_poll
         self._quarantine = QuarantinePool(
             lambda: children.spawn("isolated"),
@@ -162,6 +168,7 @@ class WorkerPool:
                 app,
                 shortest_run=config.timings.shortest_run,
                 burst=config.burst,
+                reloads=config.sources is not None,
             )
             for _ in range(config.processes)
         ]
@@ -179,7 +186,7 @@ class WorkerPool:
         async with anyio.create_task_group() as background:
             background.start_soon(self._quarantine.run)
             background.start_soon(self._reload_on_request)
-            if not self._burst:
+            if self._keeps_spare:
                 background.start_soon(self._children.keep_spare)
             await self._run_slots(self._slots)
             ended = 0

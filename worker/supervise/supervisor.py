@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -28,6 +29,10 @@ from ..runtime.webhook_posting import WebhookEvent, WebhookQueue
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
 from .pool import WorkerPool
+from .source_files import SourceFiles
+
+MISUSE: Final = 2
+"""Exit code of a child whose app or configuration is broken."""
 
 
 class Supervisor:
@@ -44,6 +49,7 @@ class Supervisor:
         self._namespace = ""
         self._had_terminal = has_terminal()
         self._reload_requested = False
+        self._changed = anyio.Event()
         self._stop_requests = 0
         self._stopping = anyio.Event()
 
@@ -151,7 +157,15 @@ class Supervisor:
         code = 0
         async with anyio.create_task_group() as work:
             work.start_soon(self._cancel_when_stopping, work)
-            code = await self._supervise()
+            if (sources := self._config.sources) is not None:
+                work.start_soon(self._reload_on_change, sources)
+            while True:
+                code = await self._supervise()
+                if code != MISUSE or sources is None:
+                    break
+                logger.warning("no worker runs; a change of a source file starts one")
+                code = 0  # of a stop
+                await self._changed.wait()
             work.cancel_scope.cancel()
         return code
 
@@ -159,11 +173,26 @@ class Supervisor:
         await self._stopping.wait()
         work.cancel_scope.cancel()
 
+    async def _reload_on_change(self, sources: SourceFiles) -> None:
+        """Replace all children whenever source files have changed. If they cannot be watched, that is logged."""
+        try:
+            async for paths in sources.changes():
+                more = f" and {counted(len(paths) - 1, 'other file')}" if paths[1:] else ""
+                logger.info("changed: {}{}", _shown(paths[0]), more)
+                self._changed.set()
+                if self._registry is not None:
+                    await self._registry.resume()
+                self.reload()
+        except OSError as error:
+            logger.error("could not watch the source files: {}; name fewer folders with --reload-dir", error)
+
     async def _supervise(self) -> int:
         """Start the first child alone, then all others.
 
         A broken app or setting is so reported once, and a pause that is still in force is respected.
         """
+        self._changed = anyio.Event()
+        self._reload_requested = False
         first = await self._children.start("worker")
         await wait_any(first.loaded, first.exited)
         if not first.loaded.is_set():
@@ -182,6 +211,8 @@ class Supervisor:
         else:
             first.start_work(reports=True)
             if not await first.wait_ready():
+                self._registry = None
+                await registry.close()
                 return _exit_code_of(first)
             logger.info(
                 "supervisor {} started: {}, process {}, namespace {} at {}",
@@ -285,6 +316,11 @@ def _exit_code_of(child: Child) -> int:
         return child.code
     logger.error("the first worker ended before it was ready: {}", exit_status_text(child.code))
     return 128 - child.code if child.code < 0 else 1
+
+
+def _shown(path: Path) -> str:
+    """Return a path as a user of this working directory would write it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def has_terminal() -> bool:
