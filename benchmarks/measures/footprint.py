@@ -1,4 +1,4 @@
-"""Memory of the server per task: queued, running, and finished with its result kept."""
+"""Memory of the server per task: queued, running, and finished with its result kept, without steps and with some."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from ..support.deployment import Deployment
 from .measure import Figure, Line, Measure
 
 __all__ = ["FOOTPRINT"]
+
+
+_STEPS = (1, 3, 30)
+"""Recorded steps of a task, each with an integer as its result."""
 
 
 async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
@@ -43,11 +47,35 @@ async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
             async with Worker(app, concurrency=32) as worker:
                 await worker.run(burst=True)
             finished = (_used(client) - before) / size.tasks
+            with_steps = {count: await _finished(deployment, client, size.tasks // 10, count) for count in _STEPS}
     return {
         "bytes_queued": Figure(queued, raw),
         "bytes_running": Figure(running, raw),
         "bytes_finished": Figure(finished, raw),
+        **{f"bytes_{count}_steps": Figure(found, raw) for count, found in with_steps.items()},
     }
+
+
+async def _finished(deployment: Deployment, client: RawClient, tasks: int, steps: int) -> float:
+    """Return the memory per finished task with recorded steps."""
+    app = deployment.app()
+
+    @app.task
+    async def counting(ctx: Context, number: int) -> int:
+        for step in range(steps):
+            await ctx.step("add", _add, number, step)
+        return number
+
+    async with app:
+        before = _used(client)
+        await counting.enqueue_many({"number": number} for number in range(tasks))
+        async with Worker(app, concurrency=32) as worker:
+            await worker.run(burst=True)
+        return (_used(client) - before) / tasks
+
+
+def _add(number: int, step: int) -> int:
+    return number + step
 
 
 def _used(client: RawClient) -> int:
@@ -63,6 +91,15 @@ FOOTPRINT = Measure(
         Line("bytes_queued", "server memory per queued task", "bytes", _LIMIT),
         Line("bytes_running", "server memory per running task", "bytes", _LIMIT),
         Line("bytes_finished", "server memory per finished task, result kept", "bytes", _LIMIT),
+        *(
+            Line(
+                f"bytes_{count}_steps",
+                f"the same, of a task with {count} recorded step{'s' * (count > 1)}",
+                "bytes",
+                _LIMIT,
+            )
+            for count in _STEPS
+        ),
     ],
     _round,
 )

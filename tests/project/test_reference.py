@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,13 +19,35 @@ import perdure.testing
 import perdure.web
 import pytest
 from perdure.deadletter.policy import Reason
-from perdure.queues import State
+from perdure.queues import State, envelope, inbox, stream_items, values, waits
 from perdure.queues import errors as queue_errors
+from perdure.queues.budgets.definition import MAX_OWN, MAX_WINDOW
+from perdure.queues.defaults import MAX_SECONDS, MAX_TURNS
+from perdure.queues.derived_tasks import MAX_HAND_OFFS
+from perdure.queues.envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT
+from perdure.queues.groups import MAX_GROUP
 from perdure.queues.keys import LimitKeys, Namespace, Partition, SessionPartition, junk_keys
+from perdure.queues.limits.control import MAX_HOLD
+from perdure.queues.limits.definition import MAX_RATE
+from perdure.queues.partitions.route import MAX_PARTITIONS
+from perdure.queues.pauses import MAX_RULES
+from perdure.queues.schedules.definition import MAX_MISSED
+from perdure.queues.schemas import SCHEMA_BYTES
+from perdure.queues.sessions.turns import MAX_WAITING
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
+from perdure.worker.cli.schedule import MAX_BACKFILL
+from perdure.worker.durable import joining
 from perdure.worker.durable.journal.event import BUILT_IN
+from perdure.worker.durable.journal.function_plan import MAX_STEPS
+from perdure.worker.durable.promises import MAX_PROMISES
+from perdure.worker.durable.steps.current import MAX_NAME_LENGTH
+from perdure.worker.memory.memory import MAX_SOURCE_LENGTH, MAX_TEXT_LENGTH
 from perdure.worker.settings import Settings
+from perdure.worker.web.operation import MAX_LIMIT
+from perdure.worker.web.operations.enqueue import MAX_BATCH
+from perdure.worker.web.service import MAX_BODY, MAX_REQUESTS
+from perdure.worker.workspace.manifest import MAX_PATH_LENGTH
 
 from tests.project import llms_page, rights_page
 from tests.project.api_page import PAGES, undescribed
@@ -118,6 +140,63 @@ def test_documented_default_of_a_setting_is_its_default(field: str, monkeypatch:
 
 def unwrapped(value: Any) -> Any:
     return value.get_secret_value() if hasattr(value, "get_secret_value") else value
+
+
+# values.md
+
+
+LIMITS: Final[dict[str, Sequence[float | str]]] = {
+    "tags of a task": (envelope.MAX_TAGS, envelope.MAX_TAG_LENGTH),
+    "`key` (": (envelope.MAX_KEY_LENGTH,),
+    "token of a wait": (waits.TOKEN_LENGTH,),
+    "name of a step": (MAX_NAME_LENGTH,),
+    "name of an artifact": (MAX_PATH_LENGTH,),
+    "arguments, a result": (DEFAULT_PAYLOAD_LIMIT, DEFAULT_LARGE_LIMIT),
+    "unread messages of a task": (inbox.MAX_MESSAGES, inbox.INBOX_BYTES),
+    "named values of a task": (values.MAX_VALUES, values.VALUE_BYTES),
+    "an item of a [stream]": (stream_items.ITEM_BYTES, stream_items.STREAM_BYTES),
+    "answers that a task keeps": (waits.MAX_EARLY, waits.EARLY_BYTES),
+    "JSON schema of arguments": (SCHEMA_BYTES,),
+    "text of a [memory]": (f"{MAX_TEXT_LENGTH:,}", MAX_SOURCE_LENGTH),
+    "body of a request": (MAX_BODY,),
+    "steps of the plan": (MAX_STEPS,),
+    "open promises": (MAX_PROMISES,),
+    "children of one call": (joining.MAX_CHILDREN, joining.DEFAULT_LIMIT),
+    "tasks of one group": (MAX_GROUP,),
+    "parents above a child": (joining.MAX_DEPTH, MAX_HAND_OFFS),
+    "messages that wait for their turn": (MAX_WAITING, MAX_TURNS),
+    "`limits` of a task": (envelope.MAX_LIMITS,),
+    "budgets that a task names": (MAX_OWN, envelope.MAX_BUDGETS),
+    "pauses of a namespace": (MAX_RULES,),
+    "missed times": (MAX_MISSED, MAX_BACKFILL),
+    "partitions of a queue": (MAX_PARTITIONS,),
+    "tasks of one HTTP request": (MAX_BATCH, MAX_LIMIT),
+    "HTTP requests of one user": (MAX_REQUESTS,),
+    "`rate`, `cost` of a limit": (MAX_RATE,),
+    "a hold of a limit": (MAX_HOLD / 86_400, MAX_WINDOW / 86_400),
+    "`delay`": (MAX_SECONDS,),
+}
+"""Limits by the start of their row of values.md."""
+
+
+def shown(limit: float | str) -> str:
+    """Return a limit as the page writes it."""
+    if isinstance(limit, str):
+        return limit
+    if limit == 10**10:
+        return "10^10"
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 14)):
+        if limit >= size and limit % size == 0:
+            return f"{limit // (1024 if unit == 'KiB' else size):.0f} {unit}"
+    return f"{limit:,.0f}"
+
+
+@pytest.mark.parametrize("row", LIMITS)
+def test_a_limit_of_the_page_is_that_of_the_code(row: str) -> None:
+    page = (REFERENCE / "values.md").read_text("utf-8")
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {row}")]
+    for limit in LIMITS[row]:
+        assert re.search(rf"(?<!\d)(?<!\d,){re.escape(shown(limit))}(?!,?\d)", line), (shown(limit), line)
 
 
 # cli.md
