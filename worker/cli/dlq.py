@@ -45,7 +45,7 @@ from .support.options import (
     read_time,
 )
 from .support.output import Bar, Column, Time, note, print_json_lines
-from .support.runner import LiveListing, OptionGroup, Output, line
+from .support.runner import LiveListing, LongListing, OptionGroup, Output, line
 
 
 @parser
@@ -182,19 +182,23 @@ async def list_(
     wanted: LetterOptions,
     *,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N dead letters.")] = 100,
-) -> LiveListing:
+) -> LongListing:
     """List dead letters, the newest first.
 
     Example: perdure dlq list --reason crash_loop
     """
-    found: list[DeadLetter] = []
-    more = None
-    async for letter in await _shown(producer, wanted):
-        if len(found) == limit:
-            more = f"more than {limit} dead letters match: raise --limit to see them"
-            break
-        found.append(letter)
-    return LiveListing(_COLUMNS, found, empty=f"no matching dead letters {where(producer)}", notes=[more])
+    letters, more = await _shown(producer, wanted), list[str]()
+
+    async def first() -> AsyncIterator[DeadLetter]:
+        count = 0
+        async for letter in letters:
+            if count == limit:
+                more.append(f"more than {limit} dead letters match: raise --limit to see them")
+                return
+            count += 1
+            yield letter
+
+    return LongListing(_COLUMNS, first(), empty=f"no matching dead letters {where(producer)}", ended=lambda: more)
 
 
 async def _shown(producer: Producer, wanted: LetterOptions) -> AsyncIterator[DeadLetter]:

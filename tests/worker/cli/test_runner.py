@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from perdure.worker.cli.support.output import Column, StderrText, Styled, Time
 from perdure.worker.cli.support.runner import (
     Listing,
     LiveListing,
+    LongListing,
     OptionGroup,
     Output,
     Resource,
@@ -188,3 +190,74 @@ def test_a_live_view_as_json_is_misuse() -> None:
     with pytest.raises(Misuse, match="give one of them"):
         command(listed)(wide=False, watch=True, json=True)
     assert next(calls) == 0, "the function is not called"
+
+
+# long lists
+
+
+def long_list(count: int, read: list[int] | None = None, name: str = "row") -> Callable[..., None]:
+    """Return a command that lists so many rows. read: gets the number of each row when it is read."""
+
+    async def rows() -> AsyncIterator[Row]:
+        for number in range(count):
+            if read is not None:
+                read.append(number)
+            yield Row(f"{name} {number}", NOW)
+
+    async def listing() -> LongListing:
+        return LongListing(COLUMNS, rows(), empty="no rows", ended=lambda: [f"{count} rows"])
+
+    return command(listing)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1200])
+def test_a_long_list_prints_the_same_json_as_a_short_one(capsys: pytest.CaptureFixture[str], count: int) -> None:
+    async def listing() -> Listing:
+        return Listing(COLUMNS, [Row(f"row {number}", NOW) for number in range(count)], empty=None)
+
+    command(listing)(json=True, wide=False)
+    expected = capsys.readouterr().out
+    long_list(count)(json=True, wide=False, watch=False)
+    answer = capsys.readouterr()
+    assert answer.out == expected
+    assert answer.err == f"perdure: {count} rows\n"
+
+
+def test_a_long_list_is_one_table_and_names_its_columns_once(capsys: pytest.CaptureFixture[str]) -> None:
+    long_list(1200)(json=False, wide=True, watch=False)
+    head, rule, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "seen"]
+    assert set(rule) == {"─"}
+    assert [row.split()[1] for row in rows] == [str(number) for number in range(1200)]
+
+
+def test_a_long_list_cuts_no_later_cell_that_is_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    async def rows() -> AsyncIterator[Row]:
+        for number in range(600):
+            yield Row("x" * number)
+
+    async def listing() -> LongListing:
+        return LongListing(COLUMNS, rows(), empty=None)
+
+    command(listing)(json=False, wide=False, watch=False)
+    assert [len(row.strip()) for row in capsys.readouterr().out.splitlines()[3:]] == list(range(1, 600))
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_the_first_rows_of_a_long_list_are_printed_before_the_last_ones_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
+) -> None:
+    read: list[int] = []
+    seen: list[int] = []
+    write = sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "write", lambda text: (seen.append(len(read)), write(text))[1])
+    long_list(5000, read)(json=json, wide=False, watch=False)
+    capsys.readouterr()
+    assert seen[0] <= 50
+    assert len(read) == 5000
+
+
+def test_an_empty_long_list_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    long_list(0)(json=False, wide=False, watch=False)
+    answer = capsys.readouterr()
+    assert (answer.out, answer.err) == ("", "perdure: no rows\nperdure: 0 rows\n")

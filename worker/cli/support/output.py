@@ -101,6 +101,24 @@ def print_json_lines(documents: Iterable[Any], file: TextIO | None = None) -> No
         typer.echo(lines, file=file)
 
 
+class JsonArray:
+    """A JSON document that is an array, printed part by part."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def add(self, documents: Iterable[Any]) -> None:
+        """Print the next members."""
+        for document in documents:
+            text = _json(document, orjson.OPT_INDENT_2).replace("\n", "\n  ")  # a text in JSON has no line break
+            typer.echo(f"{',' if self._begun else '['}\n  {text}", nl=False)
+            self._begun = True
+
+    def end(self) -> None:
+        """Print the end of the array."""
+        typer.echo("\n]" if self._begun else "[]")
+
+
 def stdout() -> Console:
     """Return a console that prints clean text, without a line limit if stdout is no terminal."""
     console = _console_type()(markup=False, highlight=False, emoji=False)
@@ -287,6 +305,16 @@ def list_table(
 
     Where the columns do not fit, even narrowed, or with `wide` unnarrowed, each row is a list of names and values.
     """
+    return _next_rows(columns, rows, [], width=width, wide=wide, now=now)
+
+
+def _next_rows(
+    columns: Sequence[Column[R]], rows: Iterable[R], natural: list[int], *, width: int, wide: bool, now: int
+) -> RenderableType:
+    """Return the next rows of a table, the first ones with the names of the columns.
+
+    natural: widths of the columns so far, which are updated; empty before the first rows.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
     from rich.console import Group
@@ -295,14 +323,23 @@ def list_table(
 
     shown = [column for column in columns if wide or not column.wide]
     cells = [[_cell(column.cell(row), now) for column in shown] for row in rows]
-    natural = [
-        max(cell_len(column.name), *(row[position].cell_len for row in cells)) if cells else cell_len(column.name)
-        for position, column in enumerate(shown)
+    first = not natural
+    former = [cell_len(column.name) for column in shown] if first else natural
+    natural[:] = [
+        max(least, *(row[at].cell_len for row in cells)) if cells else least for at, least in enumerate(former)
     ]
     widths = natural if wide else _narrowed(shown, natural, width)
     if _total(widths) > width:
-        return Group(*_blocks([column.name for column in shown], cells))
-    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        blocks = _blocks([column.name for column in shown], cells)
+        return Group(*blocks) if first else Group("", *blocks)
+    grid = Table(
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        show_header=first,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
     for column, cut in zip(shown, widths, strict=True):
         grid.add_column(
             Text(column.name, no_wrap=True, overflow="ellipsis"),
@@ -314,6 +351,23 @@ def list_table(
     for row in cells:
         grid.add_row(*row)
     return grid
+
+
+class LongTable(Generic[R]):
+    """A table that is printed part by part. A column grows with the cells that come; none is cut for that."""
+
+    def __init__(self, columns: Sequence[Column[R]], now: int, *, wide: bool) -> None:
+        self._columns = columns
+        self._now = now
+        self._wide = wide
+        self._natural: list[int] = []
+        self._console: Console | None = None
+
+    def add(self, rows: Sequence[R]) -> None:
+        """Print the next rows, the first ones with the names of the columns."""
+        console = self._console = self._console or stdout()
+        form = {"width": console.width, "now": self._now}
+        console.print(_next_rows(self._columns, rows, self._natural, wide=self._wide, **form))
 
 
 def _total(widths: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ The annotation of the function's result says which options the runner adds and h
     Output                  one document: --json
     Listing                 a list of rows: --json, --wide
     LiveListing             a list that can be drawn again and again: --json, --wide, --watch
+    LongListing             the same, printed as its rows are read
     Screen                  a live screen until Ctrl-C: --json, --wide
     AsyncIterator[Output]   lines, printed as they come: --json
     None                    the function prints by itself: no option
@@ -19,7 +20,7 @@ import functools
 import inspect
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_origin, get_type_hints
@@ -31,6 +32,8 @@ from .errors import Misuse
 from .output import (
     AsJson,
     Column,
+    JsonArray,
+    LongTable,
     Part,
     StderrText,
     Table,
@@ -111,6 +114,56 @@ class Listing(Output):
 
 class LiveListing(Listing):
     """Rows of one kind, for a command that can draw them again."""
+
+
+class LongListing(LiveListing):
+    """Rows of one kind that are printed as they are read, so that a list of any length takes little memory.
+
+    Args:
+        rows: Yields the rows. They are read while they are printed.
+        empty: Message in place of an empty table; None if the notes say it.
+        ended: Returns the messages that follow on stderr, once the rows are read.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column[R]],
+        rows: AsyncIterable[R],
+        *,
+        empty: str | None,
+        ended: Callable[[], Iterable[str | None]] = tuple,
+    ) -> None:
+        super().__init__(columns, (), empty=empty)
+        self.columns = columns
+        self.rows = rows
+        self._empty = empty
+        self._ended = ended
+
+    async def batches(self) -> AsyncIterator[list[Any]]:
+        """Yield the rows, the first ones as soon as they are read."""
+        batch: list[Any] = []
+        size = _FIRST_BATCH
+        async for row in self.rows:
+            batch.append(row)
+            if len(batch) == size:
+                yield batch
+                batch, size = [], _BATCH
+        if batch:
+            yield batch
+
+    def end(self) -> Output:
+        """Return what follows the rows."""
+        return Output((), notes=self._ended(), lines=True)
+
+    async def read(self) -> Listing:
+        """Return the list with all rows, for a view that is drawn again."""
+        rows = [row async for row in self.rows]
+        return Listing(self.columns, rows, empty=self._empty, notes=self._ended())
+
+
+_FIRST_BATCH: Final = 50
+_BATCH: Final = 500
+"""Rows that are printed at once, after the first ones."""
 
 
 class Screen(Output):
@@ -230,6 +283,22 @@ class _View:
         if output.failure is not None:
             raise output.failure
 
+    async def stream(self, listing: LongListing, now: int) -> None:
+        """Print the rows of a long list as they are read. now: milliseconds, to which times are relative."""
+        empty = True
+        table, documents = LongTable(listing.columns, now, wide=self.wide), JsonArray()
+        async for batch in listing.batches():
+            empty = False
+            if self.json:
+                documents.add([row.summary() for row in batch])
+            else:
+                table.add(batch)
+        if self.json:
+            documents.end()
+        elif empty:
+            print_parts(listing.parts)
+        self.print(listing.end(), now)
+
 
 async def _run(call: functools.partial[Any], resource: Resource | None, place: Any, view: _View, *, live: bool) -> None:
     async with AsyncExitStack() as stack:
@@ -243,10 +312,15 @@ async def _run(call: functools.partial[Any], resource: Resource | None, place: A
 
         async def draw(width: int) -> RenderableType:
             output = await call()
+            if isinstance(output, LongListing):
+                output = await output.read()
             return rendered(output.parts, await now(), width=width, wide=view.wide)
 
         async def show(output: Output | None) -> None:
-            view.print(output, await now() if view.has_times(output) else 0)
+            if isinstance(output, LongListing):
+                await view.stream(output, 0 if view.json else await now())
+            else:
+                view.print(output, await now() if view.has_times(output) else 0)
 
         if live and stdout().is_terminal:
             await show_live(draw)
