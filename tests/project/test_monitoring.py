@@ -31,7 +31,7 @@ OF_TARGETS: Final = {"namespace", "job", "instance", "le"}
 def labels_of_metrics() -> dict[str, set[str]]:
     """Return the labels of each metric of workers and queues, and of the recorded ones."""
     found = {family.name: set(family.labels) for family in FAMILIES.values()}
-    for name in re.findall(r"# TYPE (\S+) gauge", exposition(queue_registry("n", lambda: ((), (), ())))):
+    for name in re.findall(r"# TYPE (\S+) gauge", exposition(queue_registry("n", lambda: ((), (), (), 0.0)))):
         kind = next((kind for kind in ("queue_lane", "queue", "limit", "budget") if f"perdure_{kind}_" in name), "")
         labels = {"queue_lane": {"queue", "lane"}, "budget": {"budget", "key", "unit"}, "": set[str]()}
         found[name] = labels.get(kind, {kind})

@@ -299,7 +299,7 @@ async def test_a_retention_near_zero_deletes_the_record(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await succeed(gateway, delivery, "x", b"1", Counters(), ran=0, ttl=0.0001)
-    while await gateway.command("EXISTS", partition.record("x")):  # noqa: ASYNC110 - Redis tells nobody
+    while await gateway.command("EXISTS", partition.record("x")):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.001)
 
 

@@ -250,7 +250,12 @@ def test_the_first_rows_of_a_long_list_are_printed_before_the_last_ones_are_read
     read: list[int] = []
     seen: list[int] = []
     write = sys.stdout.write
-    monkeypatch.setattr(sys.stdout, "write", lambda text: (seen.append(len(read)), write(text))[1])
+
+    def counted(text: str) -> int:
+        seen.append(len(read))
+        return write(text)
+
+    monkeypatch.setattr(sys.stdout, "write", counted)
     long_list(5000, read)(json=json, wide=False, watch=False)
     capsys.readouterr()
     assert seen[0] <= 50
