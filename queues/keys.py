@@ -102,7 +102,8 @@ on one server.
     {ns}:junk                     stream  all                 like that of a queue
     {ns}:junk:NAME                any     all                 like that of a queue
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
-    {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
+    {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its keys,
+                                                              and a change of all of them that is under way
     {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of an hour (score: ms; < 0: left)
     {ns}:registry:workers         zset    workers             one member per registered worker (score: ms)
     {ns}:registry:worker:ID       hash    workers             TTL of an hour

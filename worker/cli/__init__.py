@@ -24,6 +24,7 @@
     dashboard.py            perdure dashboard
     lazy.py                 import of a command when it is called
     doctor.py               perdure doctor
+    backup.py               perdure backup, restore, migrate
     bench.py, demo.py       perdure bench, perdure demo
     docs.py                 perdure docs
     support/                the runner of the commands, and options, connection, output and errors that they share
@@ -73,6 +74,9 @@ COMMANDS = (
     LazyCommand("web", ".web:app", "Serve the HTTP API, and make tokens for its users."),
     LazyCommand("dashboard", ".dashboard:dashboard", "Serve the dashboard."),
     LazyCommand("doctor", ".doctor:doctor", "Find what is wrong with a deployment, and what to do."),
+    LazyCommand("backup", ".backup:backup", "Write the data of a namespace to a file."),
+    LazyCommand("restore", ".backup:restore", "Write a backup into a namespace without data."),
+    LazyCommand("migrate", ".backup:migrate", "Migrate the data of a namespace to this release."),
     LazyCommand("bench", ".bench:bench", "Measure Perdure on your server."),
     LazyCommand("docs", ".docs:docs", "Read and search the documentation offline."),
 )

@@ -146,6 +146,7 @@ def test_the_commands_are_these() -> None:
         "bench",
         "docs",
         "doctor",
+        *("backup", "restore", "migrate"),
         "dashboard",
     }
 
