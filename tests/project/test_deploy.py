@@ -1,6 +1,7 @@
-"""deploy/: the Dockerfile's own steps in a clean folder, the unit's own command, and what compose.yaml tells Redis.
+"""deploy/: the Dockerfile's own steps in a clean folder, the unit's own command, and what the files tell Valkey.
 
-No container engine and no systemd is needed: what they would do with the files is done here, with the files' own text.
+No container engine, no Kubernetes and no systemd is needed: what they would do with the files is done here, with the
+files' own text. test_deploy_tools.py has the checks by the tools of each format, and deploys under load.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import string
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import zipfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -30,6 +32,7 @@ import pytest
 import redis
 import yaml
 from perdure import Producer, TaskHandle
+from perdure.queues.transport.rights import ROLES
 from perdure.worker.settings import load_settings
 
 from tests.support.notify_socket import NotifySocket
@@ -40,6 +43,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.integration]
 
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "perdure-worker@.service"
+VALKEY = DEPLOY / "valkey"
 
 WATCHED = 0.3
 """Seconds of a watchdog that is shorter than that of the unit."""
@@ -102,8 +106,12 @@ class Image:
         workdir = self.folder
         for name, value in self.build:
             match name:
-                case "FROM" | "ARG":
-                    assert name == "FROM" or value in self.args
+                case "FROM":
+                    pass
+                case "ARG":
+                    argument, has_default, default = value.partition("=")
+                    assert has_default or argument in self.args
+                    self.args.setdefault(argument, default)
                 case "WORKDIR":
                     workdir = self.folder / value.lstrip("/")
                     workdir.mkdir(parents=True)
@@ -203,14 +211,73 @@ def image() -> Iterator[Image]:
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """Redis, started with the very options of compose.yaml."""
+    """A server with the options of valkey.conf, without its users."""
     program = find_program(SYSTEM) or find_program("bundled")
     assert program is not None
-    command = read_compose()["services"]["redis"]["command"]
-    assert command[0] == "redis-server"
-    server = RedisServer(program, tuple(command[1:])).start()
+    settings = [shlex.split(line) for line in (VALKEY / "valkey.conf").read_text().splitlines() if line[:1] not in "#"]
+    options = [word for name, value in settings if name != "dir" for word in (f"--{name}", value)]
+    server = RedisServer(program, tuple(options)).start()
     yield server
     server.stop()
+
+
+@dataclass
+class Guarded:
+    """A server that start.sh has started, and the password of each role."""
+
+    socket: Path
+    passwords: dict[str, str]
+
+    def url(self, role: str) -> str:
+        return f"unix://{role}:{self.passwords[role]}@{self.socket}"
+
+    def client(self, role: str, password: str | None = None) -> redis.Redis:
+        secret = self.passwords[role] if password is None else password
+        return redis.Redis(unix_socket_path=str(self.socket), username=role, password=secret, protocol=2)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    """What start.sh makes of users.acl and of the passwords that secrets.sh prints."""
+    program = find_program("bundled")
+    assert program is not None
+    printed = run(["/bin/sh", DEPLOY / "secrets.sh"], cwd=tmp_path, env=os.environ)
+    secrets = dict(line.split("=") for line in printed.splitlines())
+    passwords = {name.removesuffix("_PASSWORD").lower(): value for name, value in secrets.items()}
+    for role, password in passwords.items():
+        (tmp_path / f"{role}-password").write_text(f"{password}\n")
+    valkey = tmp_path / "valkey"
+    shutil.copytree(VALKEY, valkey)
+    settings = (valkey / "valkey.conf").read_text()
+    assert settings.count("dir /data") == 1
+    (valkey / "valkey.conf").write_text(settings.replace("dir /data", f"dir {tmp_path}"))
+    environment = os.environ | {
+        "SECRETS": str(tmp_path),
+        "USERS": str(tmp_path / "users.acl"),
+        "SERVER": str(program),
+    }
+    socket = tmp_path / "valkey.sock"
+    command = ["/bin/sh", valkey / "start.sh", "--port", "0", "--unixsocket", socket]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        guarded = Guarded(socket, passwords)
+        try:
+            with guarded.client("health", "any") as client:
+                until_it_answers(client)
+            yield guarded
+        finally:
+            process.terminate()
+
+
+def until_it_answers(client: redis.Redis) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            client.ping()
+        except redis.ConnectionError:
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.02)
+        else:
+            return
 
 
 @pytest.fixture
@@ -327,6 +394,8 @@ def test_the_installation_is_outside_the_checkout(image: Image) -> None:
 def test_the_image_is_built_in_two_stages_and_holds_only_the_result(image: Image) -> None:
     copied = [value for name, value in image.final if name == "COPY"]
     assert copied == ["--from=builder ${PREFIX} ${PREFIX}", "deploy/app.py ./"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"metrics", "web"} <= set(image.args["EXTRAS"].split(",")) <= set(extras)
     assert image.build[0][1].removesuffix(" AS builder") == image.final[0][1]
     assert image.final[0][1] == "python:${PYTHON}-slim"
 
@@ -369,6 +438,7 @@ async def test_the_images_own_command_works_and_hands_over_when_stopped(
     image: Image, server: RedisServer, producer: Producer, namespace_name: str, place: list[str]
 ) -> None:
     worker = read_compose()["services"]["worker"]
+    assert image.command(*worker["command"])[: len(image.command())] == image.command()  # and probes
     environment = image.environment() | worker["environment"]
     environment |= {"PERDURE_REDIS_URL": server.url, "PERDURE_NAMESPACE": namespace_name}
     program = Program(image.command(), environment, image.workdir, place)
@@ -381,7 +451,7 @@ async def test_the_images_own_command_works_and_hands_over_when_stopped(
 # compose.yaml
 
 
-def test_compose_gives_redis_the_settings_that_keep_tasks(server: RedisServer) -> None:
+def test_valkey_has_the_settings_that_keep_tasks(server: RedisServer) -> None:
     with redis.Redis(unix_socket_path=str(server.socket), decode_responses=True) as client:
         reported = client.config_get("*")
     expected = {
@@ -394,29 +464,93 @@ def test_compose_gives_redis_the_settings_that_keep_tasks(server: RedisServer) -
     assert {name: reported[name] for name in expected} == expected
 
 
-def test_compose_keeps_redis_data_in_a_volume_and_its_port_to_itself() -> None:
+def test_compose_keeps_the_data_in_a_volume_and_its_port_to_itself() -> None:
     compose = read_compose()
-    server = compose["services"]["redis"]
-    assert server["volumes"] == ["redis-data:/data"]
-    assert "redis-data" in compose["volumes"]
+    server = compose["services"]["valkey"]
+    assert "valkey-data:/data" in server["volumes"]
+    assert "valkey-data" in compose["volumes"]
     assert "ports" not in server
+    assert compose["networks"][server["networks"][0]]["internal"]
 
 
-def test_composes_health_check_tells_a_server_that_serves_from_one_that_does_not(server: RedisServer) -> None:
+def test_composes_health_check_tells_a_server_that_serves_from_one_that_does_not(guarded: Guarded) -> None:
     if shutil.which("redis-cli") is None:
         pytest.skip("no redis-cli on PATH to run the health check with")
-    kind, program, *args = read_compose()["services"]["redis"]["healthcheck"]["test"]
-    assert kind == "CMD"
+    kind, program, *args = read_compose()["services"]["valkey"]["healthcheck"]["test"]
+    assert (kind, program) == ("CMD", "valkey-cli")
 
     def check() -> int:
-        return call([program, "-s", server.socket, *args]).returncode
+        return call(["redis-cli", "-s", guarded.socket, *args]).returncode
 
     assert check() == 0
-    with redis.Redis(unix_socket_path=str(server.socket)) as client:
-        client.config_set("requirepass", "secret")
+    with guarded.client("operator") as client, pytest.raises(redis.exceptions.NoPermissionError):
+        client.acl_whoami()
+    args[args.index("health")] = "nobody"
     assert check() != 0  # it answers, with an error: as it does while it loads its data
-    server.kill()
-    assert check() != 0
+
+
+def test_the_users_of_valkey_are_those_of_the_roles() -> None:
+    users = [line for line in (VALKEY / "users.acl").read_text().splitlines() if not line.startswith("#")]
+    assert users == [
+        "user default off",
+        "user health on nopass -@all +ping",
+        *(f"user {role.name} on {' '.join(role.rules())}" for role in ROLES),
+    ]
+
+
+def test_valkey_lets_in_users_with_their_passwords_only(guarded: Guarded) -> None:
+    for role in ("worker", "operator", "viewer", "producer"):
+        with guarded.client(role) as client:
+            assert client.ping()
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.set("elsewhere", "1")
+        with guarded.client(role, "guessed") as client, pytest.raises(redis.exceptions.AuthenticationError):
+            client.ping()
+    with guarded.client("health", "any") as client, pytest.raises(redis.exceptions.NoPermissionError):
+        client.get("{perdure}:queues")
+    with redis.Redis(unix_socket_path=str(guarded.socket)) as client, pytest.raises(redis.exceptions.RedisError):
+        client.ping()
+    with guarded.client("worker") as client:
+        assert client.info("persistence")["aof_enabled"] == 1
+
+
+def test_a_user_without_a_password_file_is_left_out(guarded: Guarded, tmp_path: Path) -> None:
+    assert {line.split()[1] for line in (tmp_path / "users.acl").read_text().splitlines()} == {
+        "default",
+        "health",
+        "worker",
+        "operator",
+        "viewer",
+        "producer",
+    }
+    assert not any(secret in (tmp_path / "users.acl").read_text() for secret in guarded.passwords.values())
+
+
+def test_the_services_of_compose_run_with_the_users_that_they_are_given(image: Image, guarded: Guarded) -> None:
+    """Worker, its health check, and the exporter, each with the user of its address in compose.yaml."""
+    services = read_compose()["services"]
+    environments = {}
+    for name in ("worker", "metrics", "dashboard"):
+        given = services[name]["environment"]
+        role = re.fullmatch(r"redis://(\w+):\$\{(\w+):\?[^}]+\}@valkey:6379/0", given["PERDURE_REDIS_URL"])
+        assert role is not None
+        assert role[2] == f"{role[1].upper()}_PASSWORD"
+        environments[name] = image.environment() | given | {"PERDURE_REDIS_URL": guarded.url(role[1])}
+    health = services["worker"]["healthcheck"]["test"][1:]
+    options = [
+        word
+        for word in services["worker"]["command"]
+        if word not in ("--health-host", "0.0.0.0", "--health-port", "8080")
+    ]
+    enqueue = image.command("enqueue", "relay", "--queue", "example", "--args", '{"steps": 2, "seconds": 0.1}')
+    with Program(image.command(*options), environments["worker"], image.workdir).started() as worker:
+        task_id = run(enqueue, cwd=image.workdir, env=environments["dashboard"]).strip()
+        result = ["perdure", "task", "result", task_id, "--timeout", "30"]
+        assert "step 2" in run(result, cwd=image.workdir, env=environments["dashboard"])
+        run(health, cwd=image.workdir, env=environments["worker"])
+        printed = run(image.command("queue", "metrics"), cwd=image.workdir, env=environments["metrics"])
+        assert 'perdure_queue_workers{namespace="perdure",queue="example"} 2.0' in printed
+        assert worker.stop(seconds(services["worker"]["stop_grace_period"])) == 0
 
 
 def test_composes_health_check_of_the_worker_is_a_command_that_there_is(
@@ -434,12 +568,13 @@ def test_composes_health_check_of_the_worker_is_a_command_that_there_is(
 
 def test_compose_can_scale_the_worker() -> None:
     worker = read_compose()["services"]["worker"]
-    assert not {"container_name", "ports", "hostname", "scale", "deploy"} & worker.keys()
+    assert not {"container_name", "ports", "hostname", "scale"} & worker.keys()
+    assert worker["deploy"] == {"replicas": 3}
 
 
 def test_compose_starts_workers_after_redis_and_gives_them_time_to_hand_over() -> None:
     worker = read_compose()["services"]["worker"]
-    assert worker["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    assert worker["depends_on"] == {"valkey": {"condition": "service_healthy"}}
     assert worker["restart"] == "unless-stopped"
     assert seconds(worker["stop_grace_period"]) >= float(worker["environment"]["PERDURE_GRACE"]) + LEAVING
     assert worker["init"]  # it reaps the processes that tasks leave behind
