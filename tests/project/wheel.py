@@ -49,7 +49,7 @@ def check(python: str, wheel: Path, folder: Path) -> None:
     if printed != shown:
         raise SystemExit(f"{python}: the quickstart printed {printed!r}, README.md shows {shown!r}")
     run([str(environment / "bin" / "perdure"), "new", "shop"], folder / "empty")
-    run([installed, "-m", "pip", "install", "--quiet", "pytest"], folder)
+    run([installed, "-m", "pip", "install", "--quiet", "-r", "requirements-dev.txt"], folder / "empty" / "shop")
     tested = run([installed, "-m", "pytest", "-q"], folder / "empty" / "shop")
     if "2 passed" not in tested:
         raise SystemExit(f"{python}: the test of a new app printed {tested!r}")

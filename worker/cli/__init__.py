@@ -51,7 +51,7 @@ import typer
 from .lazy import LazyCommand, LazyGroup, load
 
 COMMANDS = (
-    LazyCommand("new", ".new:new", "Create an app, its test and its Dockerfile."),
+    LazyCommand("new", ".new:new", "Create an app, its tests and its Dockerfile."),
     LazyCommand("demo", ".demo:demo", "Kill workers and replay a dead letter, on real files."),
     LazyCommand("worker", ".worker:app", "Run workers, list and drain them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from perdure.queues.embedded.control import stop
 
 from tests.support.command_line import BOUND, call, process
 
-FILES = ["app.py", "test_app.py", "Dockerfile"]
+FILES = [
+    *("README.md", "app.py", "tasks/__init__.py", "tasks/words.py", "tasks/reports.py", "tests/test_tasks.py"),
+    *("requirements.txt", "requirements-dev.txt", "Dockerfile"),
+]
 
 
 @pytest.fixture
@@ -42,35 +49,56 @@ def test_the_test_of_a_new_app_passes(folder: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.processes
-def test_the_command_of_the_dockerfile_runs_the_task_that_the_app_describes(folder: Path) -> None:
+def test_what_the_image_copies_runs_the_task_of_the_readme(folder: Path) -> None:
     call("new", "shop")
-    lines = (folder / "shop" / "Dockerfile").read_text().splitlines()
-    instructions = {head: value for head, _, value in (line.partition(" ") for line in lines)}
+    lines = [line.partition(" ") for line in (folder / "shop" / "Dockerfile").read_text().splitlines()]
     image = folder / "image"
     image.mkdir()
-    shutil.copy(folder / "shop" / instructions["COPY"].split()[0], image)
-    command = json.loads(instructions["CMD"])
-    assert json.loads(instructions["ENTRYPOINT"]) == ["perdure"]
+    for source, target in (value.split() for head, _, value in lines if head == "COPY"):
+        copy: Callable[..., Any] = shutil.copytree if (folder / "shop" / source).is_dir() else shutil.copy
+        copy(folder / "shop" / source, image / target)
+    [command] = [json.loads(value) for head, _, value in lines if head == "CMD"]
+    assert [json.loads(value) for head, _, value in lines if head == "ENTRYPOINT"] == [["perdure"]]
 
-    line = next(line for line in (image / "app.py").read_text().splitlines() if "perdure enqueue" in line)
+    readme = (folder / "shop" / "README.md").read_text()
+    lines_of_commands = [line for line in readme.splitlines() if re.match(" +perdure (enqueue|task result)", line)]
+    enqueue, result = (shlex.split(line)[1:] for line in lines_of_commands)
+    (image / "README.md").write_text(readme)
     place = ("--data-dir", str(folder / "data"))
-    assert "--queue" not in line
     try:
-        first = ("worker", "run", "app.py:app", "--no-supervisor", "--burst")  # publishes the queue of the task
+        first = ("worker", "run", "app:app", "--no-supervisor", "--burst")  # publishes the queues of the tasks
         assert process(*first, *place, cwd=image).code == 0
-        [task_id] = process(*shlex.split(line)[1:], *place, cwd=image).ids
+        assert process(*enqueue, *place, cwd=image).ids == ["first"]
         ran = process(*command, "--burst", *place, cwd=image)
         assert ran.code == 0, ran.err
-        words = len((image / "app.py").read_text().split())
-        assert process("task", "result", task_id, *place).out == f"{words}\n"
+        counts = {name: len((image / name).read_text().split()) for name in ("app.py", "README.md")}
+        assert process(*result, *place).json == counts
     finally:
         stop(folder / "data", force=True)
+
+
+def test_the_readme_names_each_file_and_the_commands_exist(folder: Path) -> None:
+    call("new", "shop")
+    readme = (folder / "shop" / "README.md").read_text()
+    assert [name for name in FILES if name not in readme and "__init__" not in name and name != "README.md"] == []
+    commands = re.findall(r"^ +perdure (.+)$", readme, re.M)
+    assert len(commands) == 4
+    for command in commands:
+        path = list(itertools.takewhile(str.isalpha, shlex.split(command)))
+        assert call(*path[:2], "--help").code == 0
+
+
+def test_what_the_readme_installs_includes_what_its_commands_need(folder: Path) -> None:
+    call("new", "shop")
+    needed = (folder / "shop" / "requirements-dev.txt").read_text().split("\n")
+    assert f"perdure[embedded,reload]=={version('perdure')}" in needed
+    assert {"-r requirements.txt", "pytest"} <= set(needed)
 
 
 def test_the_image_has_this_version_and_this_python(folder: Path) -> None:
     call("new", "Shop")
     text = (folder / "Shop" / "Dockerfile").read_text()
-    assert f'"perdure=={version("perdure")}"' in text
+    assert (folder / "Shop" / "requirements.txt").read_text() == f"perdure=={version('perdure')}\n"
     assert "FROM python:{}.{}-slim".format(*sys.version_info) in text
     assert "docker build -t shop " in text  # names of images are lower case
 
