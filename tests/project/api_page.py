@@ -83,8 +83,8 @@ _KEYS: Final = (Namespace, Partition)
 _UNDESCRIBED: Final = {"task_id": "The task's id.", "queue": "The task's queue."}
 
 _HOW: Final = {
-    Namespace: "Its other members are names of keys and channels: [storage format](storage.md).",
-    Partition: "Its other members are names of keys: [storage format](storage.md).",
+    Namespace: "Its other members are names of keys and channels: [keys in Redis](keys.md).",
+    Partition: "Its other members are names of keys: [keys in Redis](keys.md).",
     perdure.testing.UnitContext: "What `make_context` returns, with the members of [Context](api.md#context).",
     Task: "What `@app.task` returns.",
     Step: "What `current_step()` returns in the function of a step.",

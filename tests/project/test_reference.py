@@ -55,9 +55,10 @@ from tests.project.test_error_trees import defined
 from tests.support.paths import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
+STORAGE = ROOT / "queues" / "STORAGE.md"
 
 
-def section(page: str, title: str) -> str:
+def section(page: str | Path, title: str) -> str:
     """Return the text below a `##` heading of a page."""
     text = (REFERENCE / page).read_text("utf-8")
     return re.split(r"^## ", text.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
@@ -292,7 +293,7 @@ def test_error_tree_of_the_page_is_that_of_the_classes() -> None:
     assert parents == {name: base if base in classes else "" for name, base in first_base.items()}
 
 
-# storage.md
+# STORAGE.md
 
 PLACEHOLDERS = {
     "task_id": "ID",
@@ -360,12 +361,12 @@ def keys_of(owner: Namespace | Partition | SessionPartition | LimitKeys) -> set[
 def test_storage_page_lists_every_key_once(
     title: str, owner: Namespace | Partition | SessionPartition | LimitKeys
 ) -> None:
-    assert_same(names(section("storage.md", title)), keys_of(owner))
+    assert_same(names(section(STORAGE, title)), keys_of(owner))
 
 
 def test_storage_page_lists_the_keys_of_budgets() -> None:
     found = {re.sub(r"budgets:\d+", "budgets:n", key) for key in Namespace("ns").ledger("ID")[:-1]}
-    assert_same(names(section("storage.md", "Keys of budgets")), found)
+    assert_same(names(section(STORAGE, "Keys of budgets")), found)
 
 
 def written_fields() -> set[str]:
@@ -381,9 +382,7 @@ def written_fields() -> set[str]:
 
 
 def test_storage_page_lists_the_fields_that_scripts_write() -> None:
-    documented = {
-        name for row in rows((REFERENCE / "storage.md").read_text("utf-8")) for name in re.findall("`([^`]+)`", row[0])
-    }
+    documented = {name for row in rows(STORAGE.read_text("utf-8")) for name in re.findall("`([^`]+)`", row[0])}
     missing = {
         field
         for field in written_fields()
@@ -396,7 +395,7 @@ def test_storage_page_lists_the_fields_that_scripts_write() -> None:
 def test_storage_page_lists_no_field_that_the_code_does_not_have(title: str) -> None:
     sources = [*ROOT.glob("queues/lua/*.lua"), *ROOT.glob("deadletter/lua/*.lua"), *ROOT.glob("queues/**/*.py")]
     text = "\n".join(source.read_text("utf-8") for source in sources)
-    fields = [name for row in rows(section("storage.md", title)) for name in re.findall("`([^`]+)`", row[0])]
+    fields = [name for row in rows(section(STORAGE, title)) for name in re.findall("`([^`]+)`", row[0])]
     assert fields
     unknown = [name for name in fields if not re.search(rf"""['"]{name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}""", text)]
     assert not unknown

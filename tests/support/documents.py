@@ -44,10 +44,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING, the pages of deploy/, examples/, benchmarks/ and tests/, and all of docs/, recursively."""
+    """README, CONTRIBUTING, pages beside the code, and all of docs/, recursively."""
     return [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "ARCHITECTURE.md",
+        ROOT / "queues" / "STORAGE.md",
         *sorted(ROOT.glob("deploy/*.md")),
         *sorted(ROOT.glob("examples/*.md")),
         *sorted(ROOT.glob("benchmarks/*.md")),
