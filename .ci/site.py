@@ -101,8 +101,16 @@ def _content(path: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    page.meta["search"] = _search(page.file.src_uri)
     path = page.file.abs_src_path
     return without_comments(_rewritten(markdown, Path(path)) if path else markdown)
+
+
+def _search(name: str) -> dict[str, Any]:
+    """Return how the search of the site treats a page: guides come first, and files that are no pages are left out."""
+    if name.startswith("repository/") and not name.endswith("/README.md"):
+        return {"exclude": True}
+    return {"boost": 2.0 if name.startswith(("how-to/", "tutorial/")) else 1.0}
 
 
 def _rewritten(text: str, path: Path) -> str:
