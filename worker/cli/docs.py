@@ -228,11 +228,18 @@ def _search(listed: list[IndexedPage], words: list[str]) -> Listing:
     return Listing(_FOUND, shown, empty="no page has all of these words; 'perdure docs' lists the pages", notes=[more])
 
 
+_LINE: Final = 160
+"""Largest number of characters of a line that a search prints."""
+
+
 def _score(words: Iterable[str], title: str, part: Passage) -> int:
     heading, text = part.heading.casefold(), part.text.casefold()
     return sum(10 * (word in heading) + 5 * (word in title) + min(text.count(word), 4) for word in words)
 
 
-def _line(words: Iterable[str], text: str) -> str:
-    """Return the line of a text with the most of the words, the first of these."""
-    return max(text.splitlines(), key=lambda line: sum(word in line.casefold() for word in words)).strip()
+def _line(words: Sequence[str], text: str) -> str:
+    """Return the line of a text with the most of the words, the first of these; of a long one what is around them."""
+    line = max(text.splitlines(), key=lambda line: sum(word in line.casefold() for word in words)).strip()
+    first = min(at for word in words if (at := line.casefold().find(word)) >= 0)
+    start = max(0, min(first - _LINE // 4, len(line) - _LINE))
+    return f"{'...' if start else ''}{line[start : start + _LINE]}{'...' if start + _LINE < len(line) else ''}"

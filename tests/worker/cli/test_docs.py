@@ -141,6 +141,16 @@ def test_a_search_finds_the_parts_with_all_words_the_best_first(folder: Path) ->
     assert "no page has all of these words" in nothing.err
 
 
+def test_of_a_long_line_a_search_prints_what_is_around_the_words(folder: Path) -> None:
+    page = folder / docs.FOLDER / "first.md"
+    page.write_text("# First\n\n" + "before " * 100 + "needle" + " after" * 100 + "\n")
+    (found,) = json.loads(call("docs", "--search", "needle", "--json").out)
+    assert len(found["line"]) < 200
+    assert "before needle after" in found["line"]
+    assert found["line"].startswith("...")
+    assert found["line"].endswith("...")
+
+
 def test_path_prints_where_the_files_are(folder: Path) -> None:
     assert call("docs", "--path").out == f"{folder}/docs\n"
     assert call("docs", "first", "--path").out == f"{folder / docs.FOLDER / 'first.md'}\n"
