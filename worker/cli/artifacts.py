@@ -205,7 +205,7 @@ async def gc(
     found: list[StoredObject] = []
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
-        with Bar("tasks checked") as bar:
+        with Bar("looking at tasks", rest="the same command deletes the rest") as bar:
             async for orphan in orphans(store, lambda: _linked(producer, store, bar), grace=grace):
                 if dry_run or await store.remove(orphan.hash, grace):
                     found.append(orphan)

@@ -485,7 +485,7 @@ async def _changed(
 ) -> AsyncIterator[Output]:
     """Yield each dead letter with its outcome. Raise `Failed` if another command was faster with some."""
     gone: list[str] = []
-    with Bar(doing, count) as bar:
+    with Bar(doing, count, rest=f"the ids that are printed are {done}, the others are still dead letters") as bar:
         async for letter, changed in changes:
             if not changed:
                 gone.append(letter.id)
@@ -511,11 +511,14 @@ async def export(producer: Producer, wanted: LetterOptions, *, output: OutputFil
     Example: perdure dlq export -o letters.jsonl
     """
     selected = await select(producer, wanted, (), True)
-    with Bar("exporting", selected.count) as bar, open_output(output) as file:
+    with Bar("exporting", selected.count, rest=_AGAIN) as bar, open_output(output) as file:
         async for letter in selected.letters:
             print_json_lines([letter.summary()], file)
             bar.advance()
     note(f"dead letters exported: {bar.done}")
+
+
+_AGAIN: Final = "give the command again for a complete file"
 
 
 async def warn_of_answers(producer: Producer, letters: AsyncIterator[DeadLetter]) -> AsyncIterator[DeadLetter]:

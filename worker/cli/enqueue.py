@@ -518,7 +518,7 @@ async def _send_file(
     existed = 0
     with opened(path) as file:
         count = check(file, defaults)
-        with Bar("enqueuing", count) as bar, _noting_rest(bar, count, defaults.batch):
+        with Bar("enqueuing", count, rest=None) as bar, _noting_rest(bar, count, defaults.batch):
             for (queue, delay, unique, limit), run in groupby(
                 read_lines(file, partial(read_item, defaults=defaults)),
                 key=attrgetter("queue", "delay", "unique", "limit"),

@@ -145,7 +145,7 @@ async def watch(producer: Producer, name: JobName, *, json: AsJson = False) -> O
     """
     store = _store(producer)
     stored, told = await store.find(name), RUNTIME.monotonic()
-    with Bar(stored.act, stored.total) as bar:
+    with Bar(stored.act, stored.total, rest=None) as bar:
         while stored.running:
             bar.total = stored.total
             bar.advance(stored.counts.read - bar.done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from perdure.deadletter.replay import Replay, replay
 from perdure.worker import job_runner
 from perdure.worker.cli import dlq
 
-from tests.support.command_line import COMMAND, Answer, call, process
+from tests.support.command_line import COMMAND, Answer, Running, call, process
 from tests.support.workers import work_off
 
 pytestmark = pytest.mark.integration
@@ -540,3 +541,32 @@ def test_an_export_ends_quietly_when_its_reader_closes_the_pipe(crew: Crew) -> N
 def test_a_replay_of_nothing_succeeds(crew: Crew) -> None:
     assert process("dlq", "replay", "--all") == Answer(0, "", "perdure: replayed: 0\n")
     assert "no matching dead letters" in call("dlq", "list").err
+
+
+# interruptions
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("every", [False, True], ids=["by ids", "as a job"])
+def test_an_interrupted_replay_says_what_it_did_and_how_to_go_on(
+    crew: Crew, tmp_path: Path, number: int, code: int, every: bool
+) -> None:
+    ids = bury(crew, 4)
+    chosen = ["--all", "--job", "night"] if every else ids
+    with Running("dlq", "replay", *chosen, "--rate", "0.01", cwd=tmp_path) as replaying:
+        assert replaying.line() == ids[0]
+        replaying.send(number)
+        answer = replaying.wait()
+    assert (answer.code, answer.out) == (code, "")
+    if every:
+        first, second = answer.err.splitlines()
+        assert first == "perdure: interrupted: replayed by this command: 1"
+        assert second.startswith("perdure: job night: ")
+        assert "perdure job run night" in second
+    else:
+        assert answer.err == (
+            "perdure: interrupted: replaying stopped after 1 of 4; the ids that are printed are replayed, the others "
+            "are still dead letters\n"
+        )
+    assert [letter["id"] for letter in dead()] == ids[:0:-1]

@@ -346,7 +346,10 @@ async def export(
         return
     async with place.open(embeds=False) as store:
         count = await store.count(**wanted.arguments())
-        with Bar("exporting", count) as bar, open_output(output) as file:
+        with (
+            Bar("exporting", count, rest="give the command again for a complete file") as bar,
+            open_output(output) as file,
+        ):
             async for memory in store.export(**wanted.arguments()):
                 print_json_lines([memory.model_dump(mode="json")], file)
                 bar.advance()
@@ -357,7 +360,7 @@ def _salvage(settings: Settings, output: Path | None, wanted: MemoryFilter) -> N
     if is_postgres(settings.memory):
         raise Misuse("--salvage is for a file: for PostgreSQL use its own recovery tools")
     reading = Salvage(store_path(settings))
-    with Bar("salvaging") as bar, open_output(output) as file:
+    with Bar("salvaging", rest=_AGAIN) as bar, open_output(output) as file:
         for memory in filter(wanted.matches, reading):
             print_json_lines([memory.model_dump(mode="json")], file)
             bar.advance()
@@ -408,13 +411,15 @@ async def reembed(store: HybridStore) -> Output:
     Example: perdure memory reembed
     """
     done = 0
-    with Bar("embedding", await store.count()) as bar:
+    with Bar("embedding", await store.count(), rest="the same command embeds the rest") as bar:
         async for done in store.reembed():
             bar.advance(done - bar.done)
     return Output({"embedded": done}, notes=[f"embedded {done} memories in {store.place}"])
 
 
 _BATCH: Final = 64
+
+_AGAIN: Final = "give the command again for a complete file"
 
 
 async def _import_file(store: HybridStore, path: str, defaults: Mapping[str, Any]) -> dict[str, int]:
@@ -431,7 +436,7 @@ async def _import_file(store: HybridStore, path: str, defaults: Mapping[str, Any
         count = check_lines(file, read, "nothing was stored")
         new, started_at = 0, time.time()
         exported: list[Memory] = []
-        with Bar("importing", count) as bar:
+        with Bar("importing", count, rest="the same command stores the rest of exported memories") as bar:
             for line in read_lines(file, read):
                 if isinstance(line, Memory):
                     exported.append(line)

@@ -4,6 +4,7 @@
     1    refused or failed: Redis is unavailable, the task is dead, no such id
     2    misuse: an invalid option, argument or APP
     130  interrupted from the keyboard
+    143  ended by SIGTERM
 
 An error that Perdure does not raise on purpose is a bug and keeps its traceback.
 """

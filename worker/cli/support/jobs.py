@@ -133,7 +133,7 @@ async def preview_tasks(producer: Producer, queue: str | None, wanted: TaskFilte
     """Return how many tasks would be cancelled, and the ids of the first ones."""
     states: Counter[str] = Counter()
     ids: list[str] = []
-    with Bar("looking") as bar:
+    with Bar("looking", rest="nothing was changed") as bar:
         async for record in CancelAct(producer, queue, wanted, unstarted=unstarted).preview():
             states[str(record.state)] += 1
             if len(ids) < _SHOWN:
@@ -212,8 +212,8 @@ async def whose_turn(producer: Producer, name: str) -> str:
 async def follow(producer: Producer, runner: JobRunner, job: StoredJob) -> AsyncIterator[Output]:
     """Run a job, and yield what becomes of each task. Raises `Failed` if there were tasks that it could not handle."""
     words = WORDS.get(job.act, Words(job.act, job.act, "done"))
-    with Bar(words.doing, job.total) as bar:
-        seen = 0
+    with Bar(words.doing, job.total, rest=None) as bar:
+        seen = done = 0
 
         def advance(noted: StoredJob) -> None:
             nonlocal seen
@@ -225,7 +225,9 @@ async def follow(producer: Producer, runner: JobRunner, job: StoredJob) -> Async
         try:
             async for outcome in runner.run(job.name):
                 yield _outcome(outcome, words)
+                done += outcome.kind == "done"
         except anyio.get_cancelled_exc_class():
+            note(f"interrupted: {words.done} by this command: {done:,}")
             with anyio.CancelScope(shield=True), anyio.move_on_after(_GOODBYE):
                 note(await whose_turn(producer, job.name))
             raise

@@ -6,6 +6,7 @@ would interpret (see worker/shown_text.py). In JSON it is escaped as \\uXXXX, so
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import sys
 import time
@@ -425,22 +426,28 @@ def timestamp(at: int | None) -> str | None:
         return f"{at:g} ms" if abs(at) < _LARGEST_FLOAT else "?"
 
 
+_INTERRUPTIONS: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
+"""Errors that end a command which a signal interrupts, or whose output is not read."""
+
+
 class Bar:
-    """Counter with a progress bar on stderr.
+    """Counter with a progress bar on stderr. If the command is interrupted, it prints how far it was.
 
     The bar appears if stderr is a terminal and the command takes longer than a second. If stdout is a terminal too,
     there is no bar, because the printed ids show the progress.
 
     Args:
         total: None if unknown; the attribute may be set until the bar appears.
+        rest: How to go on after an interruption; None if another message says it all.
     """
 
     shown_after: ClassVar[float] = 1.0
     """Seconds until the bar appears."""
 
-    def __init__(self, what: str, total: int | None = None) -> None:
+    def __init__(self, what: str, total: int | None = None, *, rest: str | None = "") -> None:
         self.done = 0
         self._what = what
+        self._rest = rest
         self.total = total
         self._started = time.monotonic()
         self._console = _console_type()(stderr=True)
@@ -455,6 +462,9 @@ class Bar:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
+        if self._rest is not None and kind is not None and issubclass(kind, _INTERRUPTIONS):
+            of = "" if self.total is None else f" of {self.total:,}"
+            note(f"interrupted: {self._what} stopped after {self.done:,}{of}{self._rest and f'; {self._rest}'}")
 
     def advance(self, count: int = 1) -> None:
         self.done += count

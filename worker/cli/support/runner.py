@@ -19,9 +19,10 @@ from __future__ import annotations
 import functools
 import inspect
 import signal
+import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, contextmanager
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 
@@ -211,7 +212,8 @@ def command(function: Callable[..., Any], resource: Resource | None = None) -> C
         call = functools.partial(function, **{name: _take(group, given) for name, group in groups.items()}, **given)
         if asynchronous:
             live = view.watch or (own.return_annotation is Screen and not view.json)
-            anyio.run(functools.partial(_run, call, resource, place, view, live=live))
+            with _ending_like_an_interrupt():
+                anyio.run(functools.partial(_run, call, resource, place, view, live=live))
         else:
             view.print(call(), _wall_clock())
 
@@ -219,6 +221,30 @@ def command(function: Callable[..., Any], resource: Resource | None = None) -> C
     called.__signature__ = inspect.Signature(exposed)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in exposed}
     return called
+
+
+@contextmanager
+def _ending_like_an_interrupt() -> Iterator[None]:
+    """Let SIGTERM cancel the command, as Ctrl-C does, so that it says what it did; then exit with 128 + the signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ended = False
+
+    def end(_number: int, _frame: object) -> None:
+        nonlocal ended
+        ended = True
+        signal.raise_signal(signal.SIGINT)
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if ended:
+            raise typer.Exit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _is_group(annotation: Any) -> bool:

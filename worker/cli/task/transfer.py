@@ -147,7 +147,7 @@ async def _archive(
     store = await artifact_store(producer.gateway, settings)
     new = known = failed = missing = 0
     try:
-        with Bar("archiving") as bar:
+        with Bar("archiving", rest="the same command archives the rest") as bar:
             async for archived in archive_tasks(producer, store, folder, wanted, memories):
                 bar.advance()
                 missing += archived.missing
