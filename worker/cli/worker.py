@@ -173,7 +173,8 @@ def run(
             min=0,
             max=65535,
             metavar="PORT",
-            help="Serve the HTTP probes /livez and /readyz on this port. 0: any free port, which is logged.",
+            help="Serve the HTTP probes /livez and /readyz, and metrics at /metrics, on this port. 0: any free port, "
+            "which is logged.",
             rich_help_panel=_HEALTH,
         ),
     ] = None,

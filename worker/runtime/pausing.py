@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
 
 from ...queues.admission import leave_out
 from ...queues.delivery.consumer import Consumer
@@ -13,6 +15,9 @@ from ...queues.transport.gateway import Gateway
 from ..log import FirstOfEach, logger
 from .executor import Executor
 from .reclaim import ReclaimSchedule
+
+_SHOWN: Final = 5
+"""Pauses that a health report names."""
 
 
 class WorkerPauses:
@@ -61,11 +66,16 @@ class WorkerPauses:
         known, former = ({rule.number: rule for rule in pauses.rules} for pauses in (self.known, before))
         for rule in known.values():
             if rule.number not in former and self._concerns(rule):
-                by, why = rule.by or "an operator", f": {rule.why}" if rule.why else ""
-                logger.warning("paused by {}: {}{}; to end that: {}", by, rule.target, why, rule.command)
+                logger.warning("{}", _sentence(rule))
         for rule in former.values():
             if rule.number not in known and self._concerns(rule):
                 logger.info("resumed: {}", rule.target)
+
+    def sentences(self) -> list[str]:
+        """Return the pauses that concern this worker, for its health report: a few of them. Thread-safe."""
+        rules = [rule for rule in self.known.rules if self._concerns(rule)]
+        found = [_sentence(rule, _since(rule)) for rule in rules[:_SHOWN]]
+        return found if len(rules) <= _SHOWN else [*found, f"{len(rules) - _SHOWN} more pauses: perdure queue list"]
 
     def _concerns(self, rule: PauseRule) -> bool:
         return rule.queue is None or rule.queue in self._queues
@@ -73,3 +83,12 @@ class WorkerPauses:
     async def wake_left(self, partition: Partition) -> Woken:
         """Make tasks due that a worker has parked after their rule was removed, or that the command did not wake."""
         return await wake_paused(self._gateway, partition, self.known)
+
+
+def _sentence(rule: PauseRule, since: str = "") -> str:
+    by, why = rule.by or "an operator", f": {rule.why}" if rule.why else ""
+    return f"paused by {by}{since}: {rule.target}{why}; to end that: {rule.command}"
+
+
+def _since(rule: PauseRule) -> str:
+    return f" since {datetime.fromtimestamp(rule.at / 1000, UTC).isoformat(timespec='seconds')}" if rule.at else ""

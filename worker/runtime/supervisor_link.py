@@ -6,6 +6,7 @@ right after. When the supervisor ends, the worker reads the end of the file and 
 
     message of the worker    meaning
     loaded                   the app is imported; carries what the supervisor needs; the worker waits for `work`
+    failed                   the worker cannot start; carries the reason, which the supervisor logs
     ready                    the worker is connected and starts; carries its id and queues
     alive                    sent every second by the watchdog's thread: lag of the event loop, health
     counts                   metrics that have changed; sent once a second, by the same thread, if they are wanted

@@ -210,6 +210,7 @@ class Worker:
             self._heartbeat,
             self._deadlines,
             self._capacity,
+            lambda: () if self._pauses is None else self._pauses.sentences(),
         )
         self._readings = None if self._meter is None else self._make_readings(self._meter)
         self._registration = Registration(

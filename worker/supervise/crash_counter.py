@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -175,13 +176,18 @@ class SupervisorRegistry:
             self._wake()
 
     def _log_pause(self) -> None:
-        logger.error(
-            "supervisor {} paused after {} crashes without progress within {:g} s; the last one: {}. Crashed workers "
-            "are not replaced, the others keep running. Find the cause in the log and in 'perdure dlq list', then run: "
-            "perdure worker resume {}",
-            self.name,
-            self.state.crashes,
-            self._app.crash_window,
-            self.state.why,
-            self.name,
+        logger.error("{}", self.pause_reason)
+
+    @property
+    def pause_reason(self) -> str:
+        """Why the supervisor is paused, and the remedy, in sentences; empty if it is not. Thread-safe."""
+        state = self.state
+        if not state.paused:
+            return ""
+        since = datetime.fromtimestamp(state.paused_since / 1000, UTC).isoformat(timespec="seconds")
+        return (
+            f"supervisor {self.name} paused at {since} after {state.crashes} crashes without progress within "
+            f"{self._app.crash_window:g} s; the last one: {state.why}. Crashed workers are not replaced, the others "
+            "keep running. Find the cause in the log and in 'perdure dlq list', then run: "
+            f"perdure worker resume {self.name}"
         )

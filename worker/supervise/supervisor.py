@@ -45,6 +45,8 @@ class Supervisor:
         self._registry: SupervisorRegistry | None = None
         self._pool: WorkerPool | None = None
         self._webhooks: WebhookQueue | None = None
+        self.failure = ""
+        """Why the first child could not start, in a sentence, once `run` has returned."""
         self._totals = Totals()
         self._namespace = ""
         self._had_terminal = has_terminal()
@@ -55,7 +57,22 @@ class Supervisor:
 
     def health(self) -> CombinedReport:
         """Return the health of the workers. Thread-safe."""
-        return health_of(self._running, self._config.timings.heartbeat_limit)
+        return health_of(self._running, self._config.timings.heartbeat_limit, self._reasons())
+
+    def _reasons(self) -> Iterator[str]:
+        """Yield what keeps the supervisor from running, or replacing, its workers."""
+        if self._stop_requests:
+            yield "the supervisor is stopping all workers"
+        elif self._pool is None:
+            yield "the supervisor is starting"
+        elif self._registry is not None and (why := self._registry.pause_reason):
+            yield why
+        if self._irreplaceable:
+            yield f"a worker that crashes now cannot be replaced: {self._irreplaceable}"
+
+    @property
+    def _irreplaceable(self) -> str:
+        return self._running.irreplaceable if isinstance(self._running, Children) else ""
 
     def status(self) -> str:
         """Return a line for the service manager."""
@@ -70,13 +87,14 @@ class Supervisor:
     def measurements(self) -> Measurements:
         """Return the sums of what all workers have counted, and what they measure now. Thread-safe."""
         counts, gauges = self._totals.copied(), together(child.gauges for child in self._children_at_work())
-        roles = Counter(child.role for child in self._children_at_work() if child.role != "spare")
+        roles = Counter(child.role for child in self._children_at_work() if not child.stop_requests)
         gauges |= {(WORKERS, role): roles[role] for role in ("worker", "isolated")}
         gauges[READY,] = sum(report.ready for report in self.health().reports)
         gauges[PROCESSES,] = self._config.processes
         if self._registry is not None:
             gauges[PAUSED,] = float(self._registry.state.paused)
-            gauges[SPARE,] = float(self._children.has_spare)
+            if not self._config.burst and self._config.sources is None:  # else no spare is kept
+                gauges[SPARE,] = float(self._children.has_spare)
         return Measurements(self._namespace, counts, gauges)
 
     def _children_at_work(self) -> Iterator[Child]:
@@ -163,6 +181,9 @@ class Supervisor:
                 code = await self._supervise()
                 if code != MISUSE or sources is None:
                     break
+                if self.failure:
+                    logger.error("{}", self.failure)
+                    self.failure = ""
                 logger.warning("no worker runs; a change of a source file starts one")
                 code = 0  # of a stop
                 await self._changed.wait()
@@ -196,7 +217,7 @@ class Supervisor:
         first = await self._children.start("worker")
         await wait_any(first.loaded, first.exited)
         if not first.loaded.is_set():
-            return _exit_code_of(first)
+            return self._exit_code_of(first)
         app = AppInfo.from_message(first.app_info)
         config, self._namespace = self._config, app.namespace.name
         self._children.set_grace(app.grace)
@@ -213,7 +234,7 @@ class Supervisor:
             if not await first.wait_ready():
                 self._registry = None
                 await registry.close()
-                return _exit_code_of(first)
+                return self._exit_code_of(first)
             logger.info(
                 "supervisor {} started: {}, process {}, namespace {} at {}",
                 registry.name,
@@ -229,6 +250,14 @@ class Supervisor:
         self._background.start_soon(registry.run)
         self._background.start_soon(StallMonitor(self._children, app.stall_limit, config.timings).run)
         return await self._pool.run(None if first.stop_requests else first)
+
+    def _exit_code_of(self, first: Child) -> int:
+        """Return the exit code of a supervisor whose first child failed to start, so that a retry is pointless."""
+        self.failure = first.failure
+        if first.code > 0:
+            return first.code
+        logger.error("the first worker ended before it was ready: {}", exit_status_text(first.code))
+        return 128 - first.code if first.code < 0 else 1
 
     # children
 
@@ -251,7 +280,8 @@ class Supervisor:
         if self._pool is not None:
             self._pool.on_exit(child)
         if child.crashed:
-            self._totals.count(CHILD_CRASHES, child.role)
+            if child.role != "spare" and (child.ready.is_set() or child.code < 0):  # else it could not start
+                self._totals.count(CHILD_CRASHES, child.role)
             child.kill_group()
             await self._report_crash(child)
         if self._registry is not None and child.counts_as_crash:
@@ -308,14 +338,6 @@ class Supervisor:
                     child.pid,
                 )
         return not late and self._stop_requests < 3
-
-
-def _exit_code_of(child: Child) -> int:
-    """Return the exit code of a supervisor whose first child failed to start, so that a retry is pointless."""
-    if child.code > 0:
-        return child.code
-    logger.error("the first worker ended before it was ready: {}", exit_status_text(child.code))
-    return 128 - child.code if child.code < 0 else 1
 
 
 def _shown(path: Path) -> str:

@@ -72,6 +72,9 @@ def obey(order: str) -> None:
             note("noted", rest)
         case "exit":
             os._exit(int(rest))
+        case "fail":
+            say("failed", why=rest)
+            os._exit(2)
         case "kill":
             os.kill(os.getpid(), getattr(signal, rest))
         case "stick":  # in C code that never gives the interpreter's lock back

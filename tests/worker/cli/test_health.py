@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 import redis
 from perdure.queues import Gateway, Namespace
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.command_line import BOUND, Answer, Running, call, process
 
@@ -300,3 +301,31 @@ def test_a_supervisor_reports_the_health_of_all_its_workers(folder: Path, unused
         until_health(0)
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait().code == 0
+
+
+def metric(port: int, name: str, **labels: str) -> float | None:
+    """Return the sum of the samples of a metric with these labels, None without any."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=BOUND) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+    except OSError:
+        return None
+    samples = (sample for family in families for sample in family.samples if sample.name == name)
+    values = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
+    return sum(values) if values else None
+
+
+def test_counters_of_a_supervisor_outlive_a_worker_that_was_killed(folder: Path, unused_tcp_port: int) -> None:
+    port, runs = unused_tcp_port, "perdure_task_runs_total"
+    with Running("worker", "run", "tasks:app", "--processes", "2", "--health-port", str(port), cwd=folder) as running:
+        until(lambda: metric(port, "perdure_workers_ready") == 2, "both are ready")
+        assert [call("enqueue", "quick").code for _ in range(20)] == [0] * 20
+        until(lambda: metric(port, runs, task="quick", outcome="completed") == 20, "all runs are counted")
+        until(lambda: metric(port, "perdure_supervisor_spare") == 1, "a spare is ready")
+        os.kill(announced()[0]["pid"], signal.SIGKILL)
+        until(lambda: metric(port, "perdure_supervisor_crashes_total", role="worker") == 1, "the crash is counted")
+        until(lambda: metric(port, "perdure_workers_ready") == 2, "another one has taken over")
+        assert metric(port, runs, task="quick", outcome="completed") == 20
+        assert metric(port, "perdure_worker_slots") == 32
+        running.send(signal.SIGTERM)
+        assert running.wait().code == 0

@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 
 import pytest
 from perdure import App, Context, Settings, Unavailable, Worker
-from perdure.queues import Namespace, list_workers
+from perdure.queues import ConfigurationError, Namespace, list_workers
 from perdure.queues.delivery import heartbeat
 from perdure.queues.delivery.heartbeat import LeaseHeartbeat
+from perdure.queues.pauses import PauseRule, PauseStore
 from perdure.worker.runtime.health import probe_server
-from perdure.worker.runtime.health.probe_server import ProbeServer
+from perdure.worker.runtime.health.probe_server import ProbePage, ProbeServer
 from perdure.worker.runtime.health.report import CombinedReport, IncoherentRun, Level, Report
 
 from tests.support.servers import BUNDLED, RedisServer, find_program
@@ -239,6 +240,67 @@ def test_several_workers_are_ready_if_all_are_and_live_if_any_is() -> None:
     assert Report.from_summary(json.loads(json.dumps(well.summary()))) == well
 
 
+def test_reasons_say_why_a_worker_is_not_ready_and_what_is_paused() -> None:
+    levels = (
+        Level("alive", True, "the event loop answers"),
+        Level("connected", False, "Redis is read-only: READONLY", "promote it"),
+        Level("consuming", False, "the worker is draining: it takes no more tasks"),
+    )
+    paused = "paused by ann since 2026-11-27T09:00:00+00:00: queue 'q'; to end that: perdure queue resume q"
+    report = Report("w1", levels, paused=(paused,))
+    assert report.reasons == [
+        "Redis is read-only: READONLY; promote it",
+        "the worker is draining: it takes no more tasks",
+        paused,
+    ]
+    well = Report("w2", levels[:1], paused=(paused,))
+    assert (well.ready, well.reasons) == (True, [paused])
+    assert Report.from_summary(json.loads(json.dumps(report.summary()))) == report
+    combined = CombinedReport([report, well], reasons=["the supervisor is stopping all workers"])
+    assert combined.reasons == [
+        "the supervisor is stopping all workers",
+        "worker w1: Redis is read-only: READONLY; promote it",
+        "worker w1: the worker is draining: it takes no more tasks",
+        paused,  # once
+    ]
+    assert CombinedReport([]).reasons == ["no worker is running"]
+    assert CombinedReport([], reasons=["the supervisor is paused"]).reasons == ["the supervisor is paused"]
+
+
+async def test_a_server_that_became_read_only_is_named_with_the_remedy(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    async with running_worker(app) as worker:
+        await until_failing(worker)
+        worker._health.read_failed(Unavailable("READONLY You can't write against a read only replica."))
+        (reason,) = worker.health().reasons
+        assert reason == (
+            "Redis is read-only: READONLY You can't write against a read only replica; it is a replica, or was "
+            "demoted: promote it, or point the workers to the primary"
+        )
+
+
+async def test_a_pause_of_an_operator_is_a_reason_and_leaves_the_worker_ready(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    async with running_worker(app) as worker:
+        await until_failing(worker)
+        store = PauseStore(app.producer.gateway, app.producer.namespace)
+        await store.add(PauseRule("health", by="ann", why="a move"))
+
+        async def told() -> bool:
+            return worker.health().reasons != []
+
+        await wait_until(told, "the worker follows the pause")
+        (reason,) = worker.health().reasons
+        assert re.fullmatch(
+            r"paused by ann since \S+\+00:00: queue 'health': a move; to end that: perdure queue resume health", reason
+        )
+        assert worker.health().ready
+
+
 # over HTTP
 
 
@@ -307,6 +369,28 @@ def test_unknown_paths_return_404(probing: Callable[[Report], Asker]) -> None:
     status, body = asker.ask("/healthz")
     assert (status, body) == (404, {"error": "no page /healthz: use /livez, /readyz or /metrics"})
     assert asker.ask("/livez")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("fails", "status", "answer"),
+    [
+        (None, 200, b"perdure_x 1\n"),
+        (ConfigurationError("metrics need the package x: pip install 'perdure[x]'"), 501, b"pip install 'perdure[x]'"),
+        (ValueError("broken"), 500, b"could not report: ValueError"),
+    ],
+)
+def test_metrics_are_served_on_the_same_port(fails: Exception | None, status: int, answer: bytes) -> None:
+    def page() -> ProbePage:
+        if fails is not None:
+            raise fails
+        return ProbePage("text/plain; version=0.0.4", b"perdure_x 1\n")
+
+    with ProbeServer(lambda: Report("w", ()), "127.0.0.1", 0, page) as server:
+        reply = exchange(server.address, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 %d " % status)
+        assert answer in reply
+        assert (b"Content-Type: text/plain; version=0.0.4\r\n" in reply) is (fails is None)
+        assert Asker(server.address).ask("/livez")[0] == 200
 
 
 def exchange(address: str, request: bytes) -> bytes:

@@ -27,7 +27,9 @@ import psutil
 import pytest
 from perdure.queues import Producer, Refused, SupervisorInfo, Unavailable, list_supervisors
 from perdure.queues.supervisors import SupervisorState, count_crash, resume_supervisor
+from perdure.queues.transport.backoff import Backoff
 from perdure.worker.log import logger
+from perdure.worker.runtime.children import processes
 from perdure.worker.runtime.children.child import Child, ChildPipe, PipedProcess, SupervisorTimings
 from perdure.worker.runtime.children.processes import StallMonitor
 from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
@@ -874,6 +876,62 @@ async def test_a_failed_start_stops_the_reload_and_keeps_the_old_children(harnes
     supervisor.reload()
     for pid in old:
         await harness.until_received(pid, "stop")
+
+
+async def test_a_failed_reload_warns_once_that_a_crash_cannot_be_replaced(
+    harness: Harness, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor tries again until the code can be imported, and says so once at the begin and once at the end."""
+    monkeypatch.setattr(processes, "_RETRY", Backoff(first=0.01, longest=0.01))
+    why = "a worker that crashes now cannot be replaced: could not import tasks.py: no module 'shop'"
+    supervisor = await harness.start(processes=1)
+
+    async def has_spare() -> bool:
+        return supervisor.measurements().gauges["perdure_supervisor_spare",] == 1
+
+    await wait_until(has_spare, "there is a spare")
+    assert why not in supervisor.health().reasons
+    harness.order_new_children("fail could not import tasks.py: no module 'shop'")
+    began = len(harness.journal.lines("began", "spare"))
+    supervisor.reload()
+    await until_logged(log, "reload stopped")
+    await harness.journal.line("began", "spare", number=began + 3)
+    assert why in supervisor.health().reasons
+    assert supervisor.measurements().gauges["perdure_supervisor_spare",] == 0
+    harness.order_new_children(None)
+    await until_logged(log, "a worker that crashes can be replaced again")
+    assert [line for line in log if "cannot be replaced" in line] == [f"{why}; this is tried again until it succeeds\n"]
+    assert [line for line in log if "could not start: could not import tasks.py" in line]
+    assert why not in supervisor.health().reasons
+    await wait_until(has_spare, "there is a spare again")
+
+
+async def test_counts_of_a_child_that_was_killed_stay_in_the_metrics(harness: Harness) -> None:
+    supervisor = await harness.start(processes=2)
+    one, two = harness.ready()
+    key = ["perdure_task_runs_total", "q", "t", "completed"]
+    for pid, number in ((one, 5), (two, 7)):
+        row = json.dumps({"say": "counts", "rows": [[key, [number]]], "gauges": {"perdure_worker_slots": 16}})
+        harness.order(pid, f"raw {row}")
+
+    def counted() -> tuple[float, float]:
+        measured = supervisor.measurements()
+        return measured.counts.get(tuple(key), [0.0])[0], measured.gauges.get(("perdure_worker_slots",), 0.0)
+
+    async def both() -> bool:
+        return counted() == (12, 32)
+
+    await wait_until(both, "both have sent their counts")
+    harness.order(one, "kill SIGKILL")
+    await harness.until_ready(3)
+    assert counted() == (12, 16)  # the new one has sent nothing yet
+    assert supervisor.measurements().counts["perdure_supervisor_crashes_total", "worker"] == [1]
+    harness.order(two, f"raw {json.dumps({'say': 'counts', 'rows': [[key, [9]]]})}", "raw {", 'raw {"say": "counts"}')
+
+    async def more() -> bool:
+        return counted()[0] == 14
+
+    await wait_until(more, "the other one goes on counting")
 
 
 async def test_too_many_crashes_pause_and_alert_and_the_pause_survives_a_restart(

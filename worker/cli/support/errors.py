@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import typer
 
@@ -61,16 +62,34 @@ def explained() -> Iterator[None]:
     """Print expected errors as one line on stderr, and raise `typer.Exit` with their exit code."""
     try:
         yield
-    except (Failed, PerdureError, ExceptionGroup) as raised:
-        error = _unwrap(raised)
-        if isinstance(error, Failed):
-            note(str(error))
-            raise typer.Exit(error.exit_code) from error
-        if not isinstance(error, PerdureError):
+    except EXPECTED as raised:
+        found = explanation(raised)
+        if found is None:
             raise
-        remedies = [remedy for kind, mark, remedy in _REMEDIES if isinstance(error, kind) and mark in str(error)]
-        note("; ".join([str(error).rstrip("."), *remedies]))
-        raise typer.Exit(2 if isinstance(error, _MISUSES) else 1) from error
+        note(found.text)
+        raise typer.Exit(found.exit_code) from raised
+
+
+EXPECTED: Final = (Failed, PerdureError, ExceptionGroup)
+"""Errors that may be expected ones; see `explanation`."""
+
+
+class Explanation(NamedTuple):
+    """Text and exit code of an expected error."""
+
+    text: str
+    exit_code: int
+
+
+def explanation(raised: Exception) -> Explanation | None:
+    """Return the text and the exit code of an expected error, with its remedy; None for any other."""
+    error = _unwrap(raised)
+    if isinstance(error, Failed):
+        return Explanation(str(error), error.exit_code)
+    if not isinstance(error, PerdureError):
+        return None
+    remedies = [remedy for kind, mark, remedy in _REMEDIES if isinstance(error, kind) and mark in str(error)]
+    return Explanation("; ".join([str(error).rstrip("."), *remedies]), 2 if isinstance(error, _MISUSES) else 1)
 
 
 def _unwrap(error: Exception) -> Exception:

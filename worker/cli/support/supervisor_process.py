@@ -17,6 +17,7 @@ from ...supervise.config import SupervisorConfig
 from ...supervise.source_files import SourceFiles
 from ...supervise.supervisor import Supervisor
 from .connection import ConnectionOptions
+from .output import note
 from .probe import ProbeOptions
 
 _LEFT_OUT: Final = (
@@ -54,6 +55,11 @@ def run_supervisor(
     supervisor = Supervisor(config, ServiceManager.from_environment())
     with probe.serving(supervisor.health, supervisor.measurements):
         code = anyio.run(supervisor.run)
+    if supervisor.failure:
+        if settings.log_json:
+            logger.error("{}", supervisor.failure)
+        else:
+            note(supervisor.failure)
     if code:
         raise typer.Exit(code)
 

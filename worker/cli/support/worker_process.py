@@ -12,8 +12,8 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Final
 
 import anyio
+import typer
 
 from ....queues.runtime import RUNTIME
 from ....queues.transport.gateway import Gateway
@@ -34,6 +35,7 @@ from ...runtime.supervisor_link import SupervisorLink
 from ...runtime.worker import Worker
 from .app_loader import load_app
 from .connection import ConnectionOptions
+from .errors import EXPECTED, explanation
 from .probe import ProbeOptions
 
 
@@ -183,8 +185,47 @@ def run_worker(
     Args:
         settings: Options of the command line that override the app's settings.
     """
-    service = ServiceManager.from_environment()
     link = SupervisorLink.from_environment()
+    with _reported(link):
+        _run_worker(
+            place,
+            probe,
+            application,
+            link,
+            concurrency=concurrency,
+            queues=queues,
+            name=name,
+            burst=burst,
+            settings=settings,
+        )
+
+
+@contextmanager
+def _reported(link: SupervisorLink | None) -> Iterator[None]:
+    """Send expected errors to the supervisor, which logs them as all else; without one, the command prints them."""
+    try:
+        yield
+    except EXPECTED as raised:
+        found = None if link is None else explanation(raised)
+        if link is None or found is None:
+            raise
+        link.send("failed", why=found.text)
+        raise typer.Exit(found.exit_code) from raised
+
+
+def _run_worker(
+    place: ConnectionOptions,
+    probe: ProbeOptions,
+    application: str,
+    link: SupervisorLink | None,
+    *,
+    concurrency: int,
+    queues: Sequence[str] | None,
+    name: str | None,
+    burst: bool,
+    settings: Mapping[str, object],
+) -> None:
+    service = ServiceManager.from_environment()
     supervised = None if link is None else SupervisedWorker(link)
     url, measured = passed_redis_url(), passed_metrics()
     app = load_app(application)

@@ -114,6 +114,8 @@ class Child:
         """Whether its quarantined task has survived the probation time: then it takes up no place."""
         self.outdated = False
         """Whether a reload replaces it when its task has ended."""
+        self.failure = ""
+        """Why it could not start, in a sentence with the remedy; empty if it has not said so."""
         self.stalled = ""
         """Why the stall monitor killed it; empty if it did not."""
         self.crashes = 0
@@ -271,6 +273,8 @@ class Child:
                 self.last_heartbeat = RUNTIME.monotonic()
                 self.loop_lag = float(message.get("lag") or 0.0)
                 self.health = dict(message.get("health") or {})
+            case "failed":
+                self.failure = str(message.get("why", ""))
             case "counts":
                 self.rows, self.gauges = message.get("rows"), dict(message.get("gauges") or {})
             case "progress":
@@ -288,8 +292,6 @@ class Child:
                 self.searching = True  # it looks for the next one without a request
             case "idle":
                 self.searching = False
-            case _:
-                pass
 
 
 _CHUNK: Final = 65_536

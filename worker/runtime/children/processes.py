@@ -50,6 +50,8 @@ class Children:
         self._starting = anyio.Semaphore(RUNTIME.cpus())
         self._spare: Child | None = None
         self._spare_gone = anyio.Event()
+        self.irreplaceable = ""
+        """Why a worker that crashes now cannot be replaced; empty if a spare has imported the app, or has yet to."""
 
     def __iter__(self) -> Iterator[Child]:
         """Iterate over the children whose exit is not handled yet."""
@@ -101,8 +103,9 @@ class Children:
             if scope.cancelled_caught:
                 logger.error("process {} was not ready after {:g} s: killed", child.pid, limit)
                 child.kill()
-            elif not ready and child.code <= 0 and not child.stop_requests:  # with another code, it logged its error
-                logger.error("process {} ended by {} before it was ready", child.pid, child.exit_status)
+            elif not ready and not child.stop_requests and (child.failure or child.code <= 0):  # else it said why
+                why = child.failure or f"it ended by {child.exit_status} before it was ready"
+                logger.error("process {} could not start: {}", child.pid, why)
             return child if ready else None
 
     async def keep_spare(self) -> None:
@@ -111,9 +114,19 @@ class Children:
         while not self._closed:
             if await self._load_spare():
                 delays = _RETRY.delays()
+                if self.irreplaceable:
+                    self.irreplaceable = ""
+                    logger.info("a worker that crashes can be replaced again: the app was imported")
                 await self._spare_gone.wait()
-            else:
+            elif not self._closed:
                 await anyio.sleep(next(delays))
+
+    def _note_failed_spare(self, why: str) -> None:
+        """Log once that no process can take the place of a worker; further tries follow until one succeeds."""
+        if not self.irreplaceable:
+            text = "a worker that crashes now cannot be replaced: {}; this is tried again until it succeeds"
+            logger.warning(text, why.rstrip("."))
+        self.irreplaceable = why
 
     async def _load_spare(self) -> bool:
         async with self._starting:
@@ -122,13 +135,18 @@ class Children:
             try:
                 spare = self._spare = await self.start("spare")
             except OSError as error:
-                logger.error("could not start a process: {}", error)
+                self._note_failed_spare(f"could not start a process: {error}")
                 return False
             self._spare_gone = anyio.Event()
-            with anyio.move_on_after(self._timings.start_limit) as scope:
+            limit = self._timings.start_limit
+            with anyio.move_on_after(limit) as scope:
                 await wait_any(spare.loaded, spare.exited)
             if scope.cancelled_caught:
                 spare.kill()
+            if not spare.loaded.is_set() and not spare.stop_requests and not self._closed:
+                late = f"the app was not imported within {limit:g} s"
+                ended = f"its process ended by {spare.exit_status} before the app was imported"
+                self._note_failed_spare(spare.failure or (late if scope.cancelled_caught else ended))
             return spare.loaded.is_set()
 
     @property
@@ -229,11 +247,12 @@ class StallMonitor:
         return True
 
 
-def health_of(children: Iterable[Child], heartbeat_limit: float) -> CombinedReport:
+def health_of(children: Iterable[Child], heartbeat_limit: float, reasons: Iterable[str] = ()) -> CombinedReport:
     """Return the health of all children that were not requested to stop. Thread-safe.
 
     Args:
         heartbeat_limit: Seconds without a heartbeat, after which a child is not alive.
+        reasons: Sentences about the supervisor.
     """
     reports = [
         (child.role, _report(child, heartbeat_limit))
@@ -243,6 +262,7 @@ def health_of(children: Iterable[Child], heartbeat_limit: float) -> CombinedRepo
     return CombinedReport(
         [report for role, report in reports if role == "worker"],
         [report for role, report in reports if role == "isolated"],
+        reasons,
     )
 
 

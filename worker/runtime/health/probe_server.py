@@ -14,7 +14,7 @@ import asyncio
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -49,6 +49,9 @@ class HealthSource(Protocol):
 
     @property
     def coherent(self) -> bool: ...
+
+    @property
+    def reasons(self) -> Sequence[str]: ...
 
     def summary(self) -> Mapping[str, Any]: ...
 
@@ -200,7 +203,11 @@ class ProbeServer:
             ok = report.live if path == "/livez" else report.ready
             if path == "/readyz" and "coherence" in parse_qs(query, keep_blank_values=True):
                 ok = ok and report.coherent
-            return HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE, {"ok": ok, **report.summary()}
+            return HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE, {
+                "ok": ok,
+                "reasons": report.reasons,
+                **report.summary(),
+            }
         except Exception as error:  # noqa: BLE001 - the next probe needs the server
             if self._errors.is_first(type(error).__name__):
                 logger.opt(exception=error).error("could not report the health")

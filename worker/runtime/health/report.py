@@ -11,7 +11,7 @@ all levels are ok. A worker whose Redis is unavailable is not ready, and a resta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -39,6 +39,11 @@ _MAX_READ: Final = 20.0
 """Seconds without a read after which the intake counts as stuck; longer than any blocking read."""
 
 
+_READ_ONLY: Final = "READONLY"
+"""Word of the error of a replica, or of a primary that was demoted."""
+
+_READ_ONLY_REMEDY: Final = "it is a replica, or was demoted: promote it, or point the workers to the primary"
+
 _MAX_INCOHERENT: Final = 20
 """Limit of incoherent runs in a report, because reports are stored in Redis every few seconds."""
 
@@ -51,6 +56,12 @@ class Level:
     ok: bool
     said: str = ""
     remedy: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The finding and the remedy, as one sentence."""
+        said = self.said or f"the worker is not {self.name}"
+        return f"{said.rstrip('.')}; {self.remedy}" if self.remedy else said
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +80,14 @@ class IncoherentRun:
 class Report:
     """The report of one worker.
 
-    incoherent: the first incoherent runs of agents; they do not affect `live` or `ready`.
+    incoherent: the first incoherent runs of agents. paused: what operators have paused of its tasks, in sentences. Both
+    do not affect `live` or `ready`.
     """
 
     worker: str
     levels: tuple[Level, ...]
     incoherent: tuple[IncoherentRun, ...] = ()
+    paused: tuple[str, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -88,6 +101,11 @@ class Report:
     def coherent(self) -> bool:
         return not self.incoherent
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why the worker is not ready, and what operators have paused, in sentences."""
+        return [*dict.fromkeys(level.reason for level in self.levels if not level.ok), *self.paused]
+
     def summary(self) -> dict[str, Any]:
         """Return the report as plain data."""
         return {
@@ -96,6 +114,7 @@ class Report:
             "ready": self.ready,
             "levels": [asdict(level) for level in self.levels],
             "incoherent": [asdict(one) for one in self.incoherent],
+            "paused": list(self.paused),
         }
 
     @classmethod
@@ -111,6 +130,7 @@ class Report:
                 IncoherentRun(str(one["id"]), str(one["task"]), tuple(map(str, one["checks"])))
                 for one in summary.get("incoherent", ())
             ),
+            tuple(map(str, summary.get("paused", ()))),
         )
 
 
@@ -119,11 +139,15 @@ class CombinedReport:
 
     Args:
         ordinary: Reports of the workers that run all tasks. isolated: of those that run quarantined tasks only.
+        reasons: Sentences about the supervisor itself.
     """
 
-    def __init__(self, ordinary: Iterable[Report], isolated: Iterable[Report] = ()) -> None:
+    def __init__(
+        self, ordinary: Iterable[Report], isolated: Iterable[Report] = (), reasons: Iterable[str] = ()
+    ) -> None:
         self.ordinary = list(ordinary)
         self.reports = [*self.ordinary, *isolated]
+        self._reasons = list(reasons)
 
     @property
     def live(self) -> bool:
@@ -139,6 +163,18 @@ class CombinedReport:
     def coherent(self) -> bool:
         """Whether all workers are coherent."""
         return all(report.coherent for report in self.reports)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the supervisor or one of its workers is not ready, and what operators have paused, in sentences."""
+        paused = dict.fromkeys(text for report in self.reports for text in report.paused)
+        unready = [
+            f"worker {report.worker}: {level.reason}"
+            for report in self.reports
+            for level in report.levels
+            if not level.ok
+        ]
+        return [*self._reasons, *unready, *paused] or ([] if self.reports else ["no worker is running"])
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -163,14 +199,17 @@ class Health:
         heartbeat: LeaseHeartbeat,
         deadlines: RunDeadlines,
         capacity: Capacity,
+        paused: Callable[[], Sequence[str]] = tuple,
         *,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        """paused: returns what operators have paused, in sentences."""
         self._worker = worker
         self._contact = contact
         self._heartbeat = heartbeat
         self._deadlines = deadlines
         self._capacity = capacity
+        self._paused = paused
         self._settings = settings
         self._watchdog = watchdog
         self._executor = executor
@@ -222,6 +261,7 @@ class Health:
             self._worker,
             (self._alive(), self._connected(for_redis), self._consuming(), self._progress()),
             tuple(self._incoherent_runs()),
+            tuple(self._paused()),
         )
 
     def _incoherent_runs(self) -> Iterator[IncoherentRun]:
@@ -271,9 +311,10 @@ class Health:
         silent = self._clock() - self._answered
         # A blocked loop sends no commands, so silence says nothing about Redis.
         if self._read_error or (silent > 2 * self._settings.heartbeat and not self._watchdog.is_slow()):
-            return Level(
-                CONNECTED, False, f"no answer from Redis for {silent:.1f} s {self._read_error}".rstrip(), remedy
-            )
+            said = f"no answer from Redis for {silent:.1f} s {self._read_error}".rstrip()
+            if _READ_ONLY in self._read_error:
+                said, remedy = f"Redis is read-only: {self._read_error}", _READ_ONLY_REMEDY
+            return Level(CONNECTED, False, said, remedy)
         return Level(CONNECTED, True, f"Redis answered {silent:.1f} s ago")
 
     def _consuming(self) -> Level:
