@@ -112,7 +112,7 @@ def _indexes(route: bytes) -> Sequence[int]:
 
 
 class _Loader:
-    """Writes the lines of a backup in batches. A key that comes twice is written anew."""
+    """Writes the lines of a backup in batches. A key that comes twice is written again."""
 
     def __init__(self, gateway: Gateway, now: int) -> None:
         self.keys = 0

@@ -8,9 +8,12 @@ import stat
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 from perdure import Producer, Settings, State
 
+from tests.support.acl import documented_rights
 from tests.support.command_line import Answer, call
+from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
 
@@ -68,6 +71,22 @@ async def test_a_queue_that_changes_meanwhile_is_noticed(
         assert await asyncio.to_thread(os.listdir, tmp_path) == []
         live = await run("backup", file, "--live")
         assert (live.code, "queues shop changed meanwhile" in live.err) == (0, True)
+
+
+async def test_the_user_with_all_rights_may_do_it(server_program: Path, tmp_path: Path) -> None:
+    server = await asyncio.to_thread(RedisServer(server_program).start)
+    try:
+        async with redis.asyncio.Redis(unix_socket_path=str(server.socket)) as client:
+            rights = documented_rights("perdure", version=(await client.info("server"))["redis_version"])
+            await client.execute_command("ACL", "SETUSER", "perdure", "on", ">secret", *rights)
+        place = ("--redis-url", f"unix://perdure:secret@{server.socket}", "--namespace", "perdure")
+        file = tmp_path / "shop.backup"
+        assert (await run("enqueue", "pack", "--queue", "shop", *place)).code == 0
+        for command in (("backup", file), ("restore", file, "--replace", "--yes"), ("migrate",)):
+            answer = await run(*command, *place)
+            assert answer.code == 0, answer.err
+    finally:
+        await asyncio.to_thread(server.stop)
 
 
 async def test_there_is_nothing_to_migrate(settings: Settings) -> None:
