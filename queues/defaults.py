@@ -14,9 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from .durations import to_seconds
+from .durations import parse_duration, to_seconds
 from .errors import ConfigurationError
 from .keys import check_name
 from .security.encryption import Encryptor, make_encryptor
@@ -73,7 +82,10 @@ class ConnectionSettings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _read_duration(cls, value: object) -> object:
+    def _read_duration(cls, value: object, info: ValidationInfo) -> object:
+        """Read a timedelta, and the form of the environment: 90, 15m, 2h. All settings that are floats are times."""
+        if isinstance(value, str) and cls.model_fields[str(info.field_name)].annotation is float:
+            return parse_duration(value)
         return to_seconds(value) if isinstance(value, timedelta) else value
 
     @field_validator("namespace")

@@ -35,6 +35,47 @@ def parse_duration(text: str | float, *, positive: bool = False) -> float:
     return seconds
 
 
+_SUCH_AS: Final = "such as 90s, 15m, 2h or 7d"
+
+
+@dataclass(frozen=True, slots=True)
+class FutureTime:
+    """A point in time that an operator plans: `ahead` seconds from now, or a time in milliseconds since the epoch."""
+
+    ahead: float = 0.0
+    ms: int | None = None
+
+    @classmethod
+    def parse(cls, text: str | float, *, zoned: bool = False) -> FutureTime:
+        """Parse a duration from now, or an ISO date or time; see `PointInTime.parse`."""
+        with suppress(ValueError):
+            return cls(parse_duration(text))
+        return cls(ms=parse_iso_time(str(text), zoned=zoned, expected=f"a time from now, {_SUCH_AS}"))
+
+    def from_now(self, now_ms: int) -> float:
+        """Return the seconds from a time in milliseconds; 0 for a time that has passed."""
+        return self.ahead if self.ms is None else max(0.0, (self.ms - now_ms) / 1000)
+
+
+def parse_iso_time(text: str, *, zoned: bool = False, expected: str = "") -> int:
+    """Parse an ISO date or time into milliseconds since the epoch; it is local time if it has no offset.
+
+    Args:
+        zoned: Refuse a time without an offset.
+        expected: Another form that the caller accepts, for the error.
+
+    Raises:
+        ValueError: It is none.
+    """
+    with suppress(ValueError, OverflowError):
+        found = datetime.fromisoformat(text.strip())
+        if not zoned or found.utcoffset() is not None:
+            return round(found.timestamp() * 1000)
+    kind = "an ISO time with a time zone" if zoned else "an ISO time"
+    example = f"{kind} such as 2026-11-22T18:00{'Z' if zoned else ''}"
+    raise ValueError(f"must be {f'{expected}, or ' if expected else ''}{example}; got {text!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class PointInTime:
     """A point in time that an operator names: `ago` seconds before now, or a time in milliseconds since the epoch."""
@@ -54,15 +95,7 @@ class PointInTime:
         """
         with suppress(ValueError):
             return cls(ago=parse_duration(text))
-        with suppress(ValueError, OverflowError):
-            found = datetime.fromisoformat(text.strip())
-            if not zoned or found.utcoffset() is not None:
-                return cls(ms=round(found.timestamp() * 1000))
-        example = "2026-11-22T18:00Z" if zoned else "2026-11-22T18:00"
-        kind = "an ISO time with a time zone" if zoned else "an ISO time"
-        raise ValueError(
-            f"must be a time before now, such as 90s, 15m, 2h or 7d, or {kind} such as {example}; got {text!r}"
-        )
+        return cls(ms=parse_iso_time(text, zoned=zoned, expected=f"a time before now, {_SUCH_AS}"))
 
     def at(self, now_ms: int) -> int:
         """Return the time in milliseconds."""

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from ..deadletter.burial import DEFAULT_RETENTION
 from ..deadletter.policy import Retry
 from ..queues.defaults import MAX_TURNS, ConnectionSettings, Seconds, check_no_url, read_settings
+from ..queues.durations import parse_duration
 from ..queues.envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT
 from ..queues.errors import ConfigurationError
 from ..queues.security.urls import has_credentials
@@ -120,8 +121,8 @@ class Settings(ConnectionSettings):
     @field_validator("restart_delays", mode="before")
     @classmethod
     def _split(cls, delays: object) -> object:
-        """Split the form of the environment: 5,30,120."""
-        return delays.split(",") if isinstance(delays, str) else delays
+        """Split the form of the environment: 5,30,2m."""
+        return [parse_duration(delay) for delay in delays.split(",")] if isinstance(delays, str) else delays
 
     @field_validator("unknown_task", mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from perdure import App, Context, Producer, Retry, RetryLater, Settings, Snooze, State, StepTimeout
 from perdure.deadletter.policy import backoff
-from perdure.queues import ConnectionSettings
+from perdure.queues import ConfigurationError, ConnectionSettings
 from perdure.queues.durations import seconds_until, to_seconds
 from perdure.worker.settings import load_settings
 
@@ -115,3 +115,23 @@ async def test_a_handler_takes_timedeltas_and_datetimes(settings: Settings) -> N
     async with app, running_worker(app):
         handle = await task.options(timeout=MINUTE, result_ttl=MINUTE).enqueue()
         assert await handle.result(timeout=MINUTE) == [[], [], None]
+
+
+def test_settings_of_the_environment_have_the_form_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_LEASE", "2m")
+    monkeypatch.setenv("PERDURE_RESULT_TTL", "7d")
+    monkeypatch.setenv("PERDURE_RESTART_DELAYS", "5,30s,2m")
+    settings = load_settings()
+    assert (settings.lease, settings.result_ttl, settings.restart_delays) == (120.0, 604_800.0, (5.0, 30.0, 120.0))
+    monkeypatch.setenv("PERDURE_LEASE", "soon")
+    with pytest.raises(ConfigurationError, match=r"PERDURE_LEASE: must be a number of seconds, .* 90s, 15m, 2h, 7d"):
+        load_settings()
+
+
+def test_every_setting_that_is_a_float_is_a_time() -> None:
+    """The environment's form of durations is read for all of them."""
+    floats = {name for name, field in Settings.model_fields.items() if field.annotation is float}
+    limits = {f"{name}_limit" for name in ("time", "idle", "stall", "lag")}
+    waits = {"stall_warning", "version_wait", "replication_timeout", "webhook_timeout", "crash_window"}
+    kept = {f"{name}_ttl" for name in ("result", "dead_letter", "session", "workspace")}
+    assert floats == limits | waits | kept | {"lease", "grace", "heartbeat", "quarantine_window"}

@@ -22,12 +22,13 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import from_json
 
 from ...queues.catalog import Catalog
 from ...queues.defaults import MAX_SECONDS
 from ...queues.depth import MaxDepth, WhenFull, make_limit
+from ...queues.durations import FutureTime
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
 from ...queues.errors import TaskExists, TaskNotFound
 from ...queues.handle import TaskHandle
@@ -44,7 +45,6 @@ from ...queues.wording import iso_time
 from .support.connection import connected, redis_now, seconds_of_delay, warn_unserved
 from .support.errors import Misuse, misuse_of
 from .support.options import (
-    Delay,
     check_lines,
     in_duration,
     numbered_lines,
@@ -52,7 +52,7 @@ from .support.options import (
     problem,
     read_app,
     read_batch,
-    read_delay,
+    read_future,
     read_lines,
     read_object,
     read_queue,
@@ -75,7 +75,7 @@ class Defaults:
 
     task: str | None
     queue: str | None
-    delay: Delay
+    delay: FutureTime
     key: str | None
     options: Options
     payload_limit: int
@@ -103,10 +103,20 @@ class Item:
 
     task: str
     queue: str
-    delay: Delay
+    delay: FutureTime
     unique: UniqueTask | None
     limit: MaxDepth | None
     message: TaskMessage
+
+
+def _read_line_time(given: object) -> FutureTime:
+    """Parse a time in a line. Raises `ValueError`."""
+    if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+        raise ValueError("must be a number of seconds, a duration such as 15m, or an ISO time")
+    found = FutureTime.parse(given, zoned=True)  # the file may be of another host
+    if found.ahead > MAX_SECONDS:
+        raise ValueError(f"must be at most {MAX_SECONDS:.0e} seconds")
+    return found
 
 
 class _Line(BaseModel):
@@ -116,14 +126,14 @@ class _Line(BaseModel):
     task: str | None = None
     queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))] | None = None
     app: Annotated[str, AfterValidator(lambda name: check_name("app", name))] | None = None
-    delay: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
+    delay: Annotated[FutureTime, BeforeValidator(_read_line_time)] | None = None
     id: str | None = None
     key: str | None = None
     headers: dict[str, str] = {}
     tags: list[str] | None = None
     priority: Priority | None = None
     idle: bool | None = None
-    expires: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
+    expires: Annotated[FutureTime, BeforeValidator(_read_line_time)] | None = None
 
 
 def check(file: IO[bytes], defaults: Defaults) -> int:
@@ -180,9 +190,9 @@ def make_message(
     tags: Sequence[str] | None = None,
     app: str | None = None,
     lane: Lane | None = None,
-    expires: float | None = None,
+    expires: FutureTime | None = None,
 ) -> TaskMessage:
-    """Return a task ready to be sent. expires: seconds, in place of those of the command line.
+    """Return a task ready to be sent. expires: in place of that of the command line.
 
     Raises:
         ValueError: The task is invalid; see `problem` for the text.
@@ -190,7 +200,7 @@ def make_message(
     given = defaults.tags if tags is None else tags
     options = defaults.options
     if expires is not None:
-        options = options.model_copy(update={"expires": defaults.now + expires})
+        options = options.model_copy(update={"expires": _deadline("expires", expires, defaults.now)})
     form = EnvelopeTemplate(task, headers, options, given, app=app, lane=lane)
     message = form.message(finite_json(args, "args"), defaults.secrets, key=key, task_id=task_id)
     message.check(defaults.payload_limit, defaults.large_limit)
@@ -267,8 +277,8 @@ def read_item(number: int | None, text: bytes, defaults: Defaults) -> Item:
         task_id = defaults.batch if number is None else f"{defaults.batch}-{number}"
     message = make_message(task, given.args, defaults, task_id=task_id, key=key, expires=given.expires, **fields)
     listed = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
-    delay = defaults.delay if given.delay is None else Delay(given.delay)
-    message = listed.checked(message, delay.seconds or float(delay.until or 0))
+    delay = defaults.delay if given.delay is None else given.delay
+    message = listed.checked(message, delay.ahead or float(delay.ms or 0))
     return Item(task, listed.queue, delay, listed.unique, defaults.limit(listed.max_depth), message)
 
 
@@ -310,17 +320,17 @@ async def enqueue(
         ),
     ] = None,
     delay: Annotated[
-        Delay | None,
+        FutureTime | None,
         typer.Option(
-            metavar="TIME", parser=read_delay, help="Time before the task may run: 90, 15m, 2h; or 2026-11-22T18:00Z."
+            metavar="TIME", parser=read_future, help="Time before the task may run: 90, 15m, 2h; or an ISO time."
         ),
     ] = None,
     expires: Annotated[
-        Delay | None,
+        FutureTime | None,
         typer.Option(
             metavar="TIME",
-            parser=read_delay,
-            help="Time by which a worker must start the task, or it becomes a dead letter: 15m, or 2026-11-22T18:00Z.",
+            parser=read_future,
+            help="Time by which a worker must start the task, or it becomes a dead letter: 15m, or an ISO time.",
         ),
     ] = None,
     file: Annotated[
@@ -420,13 +430,13 @@ async def enqueue(
         raise Misuse("--batch is for the lines of a file: give --file too, or the --id of the task")
     now = 0.0 if expires is None and file is None else await redis_now(producer) / 1000
     try:
-        deadline = None if expires is None else _deadline(expires, now)
+        deadline = None if expires is None else _deadline("--expires", expires, now)
         options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl, expires=deadline)
     except ValueError as error:
         raise Misuse(problem(error)) from None
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
     limits = producer.payload_limit, producer.large_limit
-    catalog, starts = await producer.catalog(), delay or Delay()
+    catalog, starts = await producer.catalog(), delay or FutureTime()
     with misuse_of("--priority or --idle"):
         lane = check_lane(None if priority is None else priority.value, idle)
     full: WhenFull | None = None if when_full is None else "wait" if when_full is Full.WAIT else "refuse"
@@ -459,12 +469,12 @@ async def enqueue(
         yield output
 
 
-def _deadline(expires: Delay, now: float) -> float:
+def _deadline(what: str, expires: FutureTime, now: float) -> float:
     """Return the deadline in seconds since the epoch. Raises `ValueError`."""
-    deadline = now + expires.seconds if expires.until is None else expires.until / 1000
+    deadline = now + expires.ahead if expires.ms is None else expires.ms / 1000
     if not now < deadline <= now + MAX_SECONDS:
-        given = iso_time(expires.until) if expires.until is not None else f"{expires.seconds:g} s"
-        raise ValueError(f"--expires must be in the future, and at most {MAX_SECONDS:.0e} seconds ahead; got {given}")
+        given = iso_time(expires.ms) if expires.ms is not None else f"{expires.ahead:g} s"
+        raise ValueError(f"{what} must be in the future, and at most {MAX_SECONDS:.0e} seconds ahead; got {given}")
     return deadline
 
 

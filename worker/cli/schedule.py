@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import orjson
 import typer
 
+from ...queues.durations import PointInTime
 from ...queues.handle import TaskHandle
 from ...queues.lanes import Lane, check_lane
 from ...queues.producer import Producer
@@ -24,7 +25,7 @@ from ..defined_secrets import defined_secrets
 from .enqueue import PriorityOption
 from .support.connection import connected, where
 from .support.errors import Misuse, misuse_of
-from .support.options import By, in_duration, login, milliseconds_of, parser, read_app, read_object
+from .support.options import By, in_duration, login, parser, read_app, read_object, read_time
 from .support.output import Column, StderrText, Styled, Table, Time, Value, note, state_text, timestamp
 from .support.runner import LiveListing, Output, line
 
@@ -42,7 +43,6 @@ class MissedOption(StrEnum):
     ALL = "all"
 
 
-_read_moment = parser(milliseconds_of)
 _read_name = parser(check_schedule_name)
 
 Name = Annotated[
@@ -269,13 +269,12 @@ async def backfill(
     name: Name,
     *,
     since: Annotated[
-        int, typer.Option("--since", metavar="TIME", parser=_read_moment, help="First time, ISO 8601 with a zone.")
+        PointInTime,
+        typer.Option("--since", metavar="TIME", parser=read_time, help="First time: 2h or 7d ago, or an ISO time."),
     ],
     until: Annotated[
-        int | None,
-        typer.Option(
-            "--until", metavar="TIME", parser=_read_moment, help="Last time. Default: now.", show_default=False
-        ),
+        PointInTime | None,
+        typer.Option("--until", metavar="TIME", parser=read_time, help="Last time. Default: now.", show_default=False),
     ] = None,
 ) -> AsyncIterator[Output]:
     """Enqueue a task for each planned time of a period that has passed, and print the ids.
@@ -286,10 +285,10 @@ async def backfill(
     Example: perdure schedule backfill nightly --since 2026-11-01T00:00Z --until 2026-11-07T00:00Z
     """
     read = await ScheduleChanges(producer).read(name)
-    end = read.now if until is None else until
-    if not since <= end <= read.now:
+    start, end = since.at(read.now), read.now if until is None else until.at(read.now)
+    if not start <= end <= read.now:
         raise Misuse("--since must be before --until, and neither in the future by Redis' clock")
-    times = last_times(read.when, since - 1, end, MAX_BACKFILL + 1)
+    times = last_times(read.when, start - 1, end, MAX_BACKFILL + 1)
     if len(times) > MAX_BACKFILL:
         raise Misuse(f"the period has more than {MAX_BACKFILL:,} planned times; give a shorter one")
     for message in planned_messages(name, read.call, times):

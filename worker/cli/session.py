@@ -30,6 +30,7 @@ from .support.options import (
     By,
     OutputFile,
     confirm_deletion,
+    in_duration,
     login,
     open_output,
     read_app,
@@ -172,9 +173,7 @@ async def send(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Print the id of the turn's task, and do not wait for the answer.")
     ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="S", help="Seconds to wait for the answer. Default: no limit.")
-    ] = None,
+    timeout: Annotated[float | None, in_duration("Time to wait for the answer. Default: no limit.")] = None,
 ) -> Output:
     """Send a message to a session, and print the answer of the agent.
 

@@ -126,7 +126,7 @@ def test_forget_and_prune_have_a_dry_run() -> None:
     assert len(call("memory", "prune", "--below", "0.25", "--dry-run").ids) == 2
     pruned = call("memory", "prune", "--keep", "1", "--json").json
     assert (len(pruned["pruned"]), pruned["dry_run"]) == (2, False)
-    assert call("memory", "prune", "--older-than", "1").ids == []
+    assert call("memory", "prune", "--older-than", "1d").ids == []
     assert len(call("memory", "forget", "--all", "--owner", "a").ids) == 1
     assert [one["id"] for one in call("memory", "list", "--json").json] == [kept]
 
@@ -187,8 +187,12 @@ def test_a_damaged_file_is_reported_with_the_remedy_and_salvaged(place: Path, tm
         (("forget", "--all"), 2, "--all needs"),
         (("forget", "x", "--all", "--owner", "a"), 2, "give IDs, or --all"),
         (("add", "x", "--memory", "mysql://u:secret@h/x"), 2, "postgresql:// URL, got a URL with mysql://"),
-        (("prune",), 2, "give --below STRENGTH, --older-than DAYS or --keep N"),
-        (("prune", "--older-than", "-1"), 2, "Invalid value for '--older-than': Input should be greater"),
+        (("prune",), 2, "give --below STRENGTH, --older-than DURATION or --keep N"),
+        (
+            ("prune", "--older-than", "-1"),
+            2,
+            "'--older-than': must be a number of seconds, 0 or more",
+        ),
         (("export", "--salvage"), 1, "it does not exist"),
         (("export", "--salvage", "--memory", "postgresql:///x"), 2, "for a file"),
         (("reembed",), 1, "it does not exist"),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ....queues.catalog import Catalog, read_catalog
 from ....queues.depth import MaxDepth
+from ....queues.durations import FutureTime
 from ....queues.envelope import Options
 from ....queues.errors import TaskExists
 from ....queues.handle import TaskHandle
@@ -23,7 +24,7 @@ from ....queues.wording import counted, listed
 from ..enqueue import Defaults, Item, check, read_item
 from ..support.connection import known_partitions, redis_now, seconds_of_delay, warn_unserved
 from ..support.errors import Failed
-from ..support.options import Delay, problem, read_lines
+from ..support.options import problem, read_lines
 from .folder import NothingPublished, TakenFile
 
 ENDS: Final = (".json", ".jsonl")
@@ -93,7 +94,7 @@ class TaskIntake:
         defaults = Defaults(
             None,
             queue,
-            Delay(),
+            FutureTime(),
             None,
             Options(),
             producer.payload_limit,

@@ -31,7 +31,7 @@ from ...memory.sqlite import Salvage
 from ...settings import Settings, load_settings
 from ..support.connection import warn_of_password
 from ..support.errors import Failed, Misuse
-from ..support.options import DryRun, OutputFile, check_lines, open_output, opened, read_lines, read_object
+from ..support.options import DryRun, OutputFile, check_lines, in_duration, open_output, opened, read_lines, read_object
 from ..support.output import Bar, Column, StderrText, Table, Time, note, print_json_lines, table
 from ..support.runner import OptionGroup, Output, Resource, command
 
@@ -55,6 +55,8 @@ DataDir = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+_DAY: Final = 86_400.0
 
 
 def without_embedder(settings: Settings) -> Settings:
@@ -380,7 +382,7 @@ async def prune(
         typer.Option(min=0, metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it."),
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Delete memories that were not used for this time.")
+        float | None, in_duration("Delete memories that were not used for this time, such as 90d.")
     ] = None,
     keep: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Delete all but the N strongest of each owner and type.")
@@ -391,11 +393,11 @@ async def prune(
 
     A memory is deleted if any of --below, --older-than and --keep selects it.
 
-    Example: perdure memory prune --older-than 365 --keep 1000 --dry-run
+    Example: perdure memory prune --older-than 365d --keep 1000 --dry-run
     """
     if below is None and older_than is None and keep is None:
-        raise Misuse("nothing selects memories: give --below STRENGTH, --older-than DAYS or --keep N")
-    policy = Policy(below=below, unused=older_than, most=keep)
+        raise Misuse("nothing selects memories: give --below STRENGTH, --older-than DURATION or --keep N")
+    policy = Policy(below=below, unused=None if older_than is None else older_than / _DAY, most=keep)
     return _gone("pruned", await store.prune(policy, **wanted.arguments(), dry_run=dry_run), dry_run)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from ....queues.catalog import Catalog
 from ....queues.defaults import unknown_variables
+from ....queues.durations import FutureTime
 from ....queues.errors import Refused, TaskNotFound
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import find_tasks, queue_partitions
@@ -22,7 +23,7 @@ from ....queues.security.urls import has_credentials
 from ...on_demand import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
-from .options import Delay, InQueue, TaskId
+from .options import InQueue, TaskId
 from .output import note, timestamp
 from .runner import OptionGroup, Resource, command
 
@@ -117,9 +118,9 @@ async def redis_now(producer: Producer) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-async def seconds_of_delay(producer: Producer, delay: Delay) -> float:
+async def seconds_of_delay(producer: Producer, delay: FutureTime) -> float:
     """Return the seconds of a delay; those until a point in time by the clock of the server."""
-    return delay.from_now(0 if delay.until is None else await redis_now(producer))
+    return delay.from_now(0 if delay.ms is None else await redis_now(producer))
 
 
 @dataclass(frozen=True, slots=True)

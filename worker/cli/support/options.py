@@ -11,8 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, ParamSpec, TextIO, TypeVar
 
@@ -21,7 +19,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from ....queues.argument_conditions import ArgumentCondition
-from ....queues.durations import PointInTime, parse_duration
+from ....queues.durations import FutureTime, PointInTime, parse_duration
 from ....queues.errors import PayloadTooLarge
 from ....queues.keys import check_name
 from ....queues.private_files import replaced_file
@@ -87,43 +85,9 @@ def in_duration(help_text: str, *, default: str | bool = False, positive: bool =
     return typer.Option(metavar="DURATION", parser=parser, help=help_text, show_default=default)
 
 
-def milliseconds_of(text: str) -> int:
-    """Parse an ISO 8601 time with a time zone into milliseconds since the epoch. Raises `ValueError`."""
-    try:
-        found = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise ValueError(f"must be an ISO 8601 time, such as 2026-11-22T18:00Z; got {text!r}") from None
-    if found.utcoffset() is None:
-        raise ValueError(f"must have a time zone, such as {text}Z or {text}+01:00; got {text!r}")
-    return round(found.timestamp() * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """The time before a task may run: seconds, or a point in time in milliseconds since the epoch."""
-
-    seconds: float = 0.0
-    until: int | None = None
-
-    @classmethod
-    def of(cls, given: str | float) -> Delay:
-        """Parse a duration, or an ISO 8601 time with a time zone. Raises `ValueError`."""
-        text = str(given).strip()
-        if re.match(r"\d{4}-\d\d", text):
-            return cls(until=milliseconds_of(text))
-        try:
-            return cls(parse_duration(given))
-        except ValueError as error:
-            raise ValueError(f"{error}; or a time: 2026-11-22T18:00Z") from None
-
-    def from_now(self, now_ms: int) -> float:
-        """Return the seconds from a time in milliseconds; 0 for a time that has passed."""
-        return self.seconds if self.until is None else max(0.0, (self.until - now_ms) / 1000)
-
-
 @parser
-def read_delay(text: str | Delay) -> Delay:
-    return text if isinstance(text, Delay) else Delay.of(text)
+def read_future(text: str | FutureTime) -> FutureTime:
+    return text if isinstance(text, FutureTime) else FutureTime.parse(text)
 
 
 @parser
