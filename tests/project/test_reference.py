@@ -42,7 +42,9 @@ from perdure.worker.durable.journal.event import BUILT_IN
 from perdure.worker.durable.journal.function_plan import MAX_STEPS
 from perdure.worker.durable.promises import MAX_PROMISES
 from perdure.worker.durable.steps.current import MAX_NAME_LENGTH
+from perdure.worker.durable.stop_reasons import STOP_RULES
 from perdure.worker.memory.memory import MAX_SOURCE_LENGTH, MAX_TEXT_LENGTH
+from perdure.worker.runtime.metrics.families import FAMILIES
 from perdure.worker.settings import Settings
 from perdure.worker.web.operation import MAX_LIMIT
 from perdure.worker.web.operations.enqueue import MAX_BATCH
@@ -260,7 +262,25 @@ def test_metrics_page_lists_every_gauge_once(redis_url: str, namespace_name: str
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=True)
     gauges = re.findall(r"^# TYPE (\S+) gauge$", done.stdout, re.MULTILINE)
     assert gauges
-    assert_same(names((REFERENCE / "metrics.md").read_text("utf-8")), gauges)
+    assert_same(names(section("metrics.md", "Queues")), gauges)
+
+
+def test_metrics_page_lists_every_metric_of_workers_with_its_labels() -> None:
+    documented = {row[0].strip("`"): row[1:3] for row in rows(section("metrics.md", "Workers")) if "perdure_" in row[0]}
+    assert documented == {
+        family.name: [family.kind, ", ".join(f"`{label}`" for label in family.labels) or "-"]
+        for family in FAMILIES.values()
+    }
+
+
+def test_metrics_page_lists_every_outcome_of_a_run() -> None:
+    page = section("metrics.md", "Workers").partition("| outcome |")[2]
+    documented = [
+        word for line in re.findall(r"^\| (`[a-z_`, ]+) \|", page, re.MULTILINE) for word in re.findall(r"\w+", line)
+    ]
+    ends = {reason.value for reason, rule in STOP_RULES.items() if rule.act is not None}
+    never_stored = {"incoherent", "exhausted", "data_lost"}  # they are buried; a run without its entries is lost
+    assert_same(documented, (ends | {"lost"}) - never_stored)
 
 
 # errors.md

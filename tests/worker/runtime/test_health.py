@@ -290,10 +290,10 @@ async def test_a_pause_of_an_operator_is_a_reason_and_leaves_the_worker_ready(ap
         store = PauseStore(app.producer.gateway, app.producer.namespace)
         await store.add(PauseRule("health", by="ann", why="a move"))
 
-        async def told() -> bool:
+        async def follows() -> bool:
             return worker.health().reasons != []
 
-        await wait_until(told, "the worker follows the pause")
+        await wait_until(follows, "the worker follows the pause")
         (reason,) = worker.health().reasons
         assert re.fullmatch(
             r"paused by ann since \S+\+00:00: queue 'health': a move; to end that: perdure queue resume health", reason

@@ -74,22 +74,22 @@ EXPECTED: Final = (Failed, PerdureError, ExceptionGroup)
 """Errors that may be expected ones; see `explanation`."""
 
 
-class Explanation(NamedTuple):
+class ExpectedError(NamedTuple):
     """Text and exit code of an expected error."""
 
     text: str
     exit_code: int
 
 
-def explanation(raised: Exception) -> Explanation | None:
+def explanation(raised: Exception) -> ExpectedError | None:
     """Return the text and the exit code of an expected error, with its remedy; None for any other."""
     error = _unwrap(raised)
     if isinstance(error, Failed):
-        return Explanation(str(error), error.exit_code)
+        return ExpectedError(str(error), error.exit_code)
     if not isinstance(error, PerdureError):
         return None
     remedies = [remedy for kind, mark, remedy in _REMEDIES if isinstance(error, kind) and mark in str(error)]
-    return Explanation("; ".join([str(error).rstrip("."), *remedies]), 2 if isinstance(error, _MISUSES) else 1)
+    return ExpectedError("; ".join([str(error).rstrip("."), *remedies]), 2 if isinstance(error, _MISUSES) else 1)
 
 
 def _unwrap(error: Exception) -> Exception:
