@@ -257,7 +257,7 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
         "SERVER": str(program),
     }
     socket = tmp_path / "valkey.sock"
-    command = ["/bin/sh", valkey / "start.sh", "--port", "0", "--unixsocket", socket]
+    command = ["/bin/sh", str(valkey / "start.sh"), "--port", "0", "--unixsocket", str(socket)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         guarded = Guarded(socket, passwords)
         try:
