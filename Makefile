@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test test-fast test-build test-browser test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
-.PHONY: model replay simulate fuzz bounded evaluate chaos bench bench-scale bench-peers clean
+.PHONY: model replay simulate fuzz bounded evaluate chaos bench bench-scale bench-peers bench-deploys clean
 
 help:
 	@printf '%s\n' \
@@ -45,6 +45,7 @@ help:
 	  'make bench        throughput, step rate, latency and recovery, compared with a raw client' \
 	  'make bench-scale  cost of tasks and idle workers for Redis; writes docs/explanation/scaling.md' \
 	  'make bench-peers  comparison with ten other projects; writes docs/explanation/benchmarks.md (most of an hour)' \
+	  'make bench-deploys deploys of new code under load, with the commands of systemd, Kubernetes, compose and PM2' \
 	  'make install      create .venv with all dependencies; the other targets call it' \
 	  'make clean        remove .venv and all build products'
 
@@ -78,7 +79,7 @@ PYTEST = $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-r
 UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
 # What is built, measured and documented with the package, which takes long and changes seldom.
-BUILT := tests/benchmarks tests/evaluation $(addprefix tests/project/,test_deploy.py test_dist.py test_docs_code.py test_site.py)
+BUILT := tests/benchmarks tests/evaluation $(addprefix tests/project/,test_deploy.py test_deploy_tools.py test_dist.py test_docs_code.py test_site.py)
 
 # Whether the simulation sees each defect that is planted into it: as long as all other unit tests together.
 SIMULATED := tests/simulation/fleet tests/simulation/sensitivity
@@ -86,7 +87,13 @@ SIMULATED := tests/simulation/fleet tests/simulation/sensitivity
 test: install
 	$(PYTEST) $(BUILT:%=--ignore=%) $(SIMULATED:%=--ignore=%)
 
-test-build: install
+# PM2 runs one of the files of deploy/. Its tests are left out where npm cannot install it.
+build/npm/installed:
+	@mkdir -p $(@D)
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(@D) pm2@7 || echo 'could not install pm2'; fi
+	@touch $@
+
+test-build: install build/npm/installed
 	$(PYTEST) $(BUILT)
 
 test-fast: install
@@ -206,6 +213,10 @@ chaos: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+# DEPLOYS: options of `python -m benchmarks.deploys`.
+bench-deploys: install build/npm/installed
+	PATH="$(CURDIR)/build/npm/node_modules/.bin:$$PATH" $(BIN)/python -m benchmarks.deploys $(DEPLOYS)
 
 bench-scale: install
 	$(BIN)/python -m benchmarks.scale --write docs/explanation/scaling.md
