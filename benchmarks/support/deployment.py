@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from perdure import App, Settings
+from perdure import App, Middleware, Settings
 from perdure.queues import Partition
 
 from ..raw.client import RawClient
@@ -39,10 +39,11 @@ class Deployment:
         """A namespace of its own; `purge` of this one empties it too."""
         return replace(self, namespace=f"{self.namespace}-{name}")
 
-    def app(self) -> App:
+    def app(self, *middleware: Middleware) -> App:
         """Return an app without tasks."""
         lease = self.lease or Settings.model_fields["lease"].default
-        return App("bench", settings=Settings(redis_url=self.url, namespace=self.namespace, lease=lease))
+        settings = Settings(redis_url=self.url, namespace=self.namespace, lease=lease)
+        return App("bench", settings=settings, middleware=list(middleware))
 
     @property
     def raw(self) -> Partition:

@@ -88,8 +88,13 @@ class Tracing(Middleware):
         if begun is None:
             return await call_next()
         trace, context = begun
-        timer = asyncio.get_running_loop().call_later(_SOON, self._guard.call, _leave, run)
         token = attach(context)
+        if trace is None:
+            try:
+                return await call_next()
+            finally:
+                detach(token)
+        timer = asyncio.get_running_loop().call_later(_SOON, self._guard.call, _leave, run)
         error: BaseException | None = None
         try:
             return await call_next()
@@ -148,14 +153,17 @@ class Tracing(Middleware):
         _W3C.inject(call.headers, set_span_in_context(span))
         return span
 
-    def _start_run(self, run: Run) -> tuple[RunTrace, TraceContext]:
-        """Start the spans of a run. Return its trace and the context of the handler."""
+    def _start_run(self, run: Run) -> tuple[RunTrace | None, TraceContext]:
+        """Start the spans of a run. Return its trace, None if it is not sampled, and the context of the handler."""
         envelope = run.envelope
         links = [*_link(envelope.headers, names.ENQUEUE), *_link(_left_by(run), names.PREVIOUS_RUN)]
         span = self._tracer.start_span(
             f"{names.RUN} {envelope.task}", TraceContext(), SpanKind.CONSUMER, _attributes(run), links
         )
-        trace, context = RunTrace(run, span, self._guard), set_span_in_context(span)
+        context = set_span_in_context(span)
+        if not span.is_recording():
+            return None, context
+        trace = RunTrace(run, span, self._guard)
         run.observe(trace)
         left: dict[str, str] = {}
         _W3C.inject(left, context)
