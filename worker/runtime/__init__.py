@@ -18,6 +18,7 @@
     burst.py             work until the queues are empty
     maintenance/         background duties: promote, clean up, register
     health/              is the worker alive, connected, consuming, making progress?
+    metrics/             counts and gauges for Prometheus
     children/            child processes that run workers
 
 A worker that died is recovered by `reclaim`, `intake` and queues/delivery/consumer: pending messages are claimed, and

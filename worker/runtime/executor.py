@@ -385,7 +385,7 @@ class Executor:
     async def _store_outcome(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Outcome:
         """Return what was stored: `Cancelled` in place of a dead letter if a caller has cancelled the task."""
         self._slots.leave()
-        ended = RUNTIME.monotonic()
+        ended = 0.0 if self._meter is None else RUNTIME.monotonic()
         while True:
             try:
                 outcome = await self._settler.settle(run, outcome, on_wait) or outcome

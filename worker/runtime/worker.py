@@ -238,7 +238,7 @@ class Worker:
     def _make_meter(self) -> Meter:
         from .metrics.meter import Meter
 
-        return Meter(self.app.tasks, self.queues, self.app.limits, self._clock.age)
+        return Meter(self.app.tasks, self.queues, self.app.limits, self._clock.ahead)
 
     def _make_readings(self, meter: Meter) -> WorkerReadings:
         from .metrics.readings import WorkerReadings

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
+import orjson
 import pytest
 from perdure import App, Context, Retry, Worker
 from perdure.queues import ConfigurationError
+from perdure.queues.delivery.quarantine_store import quarantine
 from perdure.queues.runtime import RUNTIME
 from perdure.worker.log import logger
 from perdure.worker.runtime.metrics import meter as meters
@@ -16,8 +18,11 @@ from perdure.worker.runtime.metrics.exposition import exposition
 from perdure.worker.runtime.metrics.families import BUCKETS, FAMILIES, MAX_STEPS, Measurements
 from perdure.worker.runtime.metrics.meter import Meter, RecentExtreme
 from perdure.worker.runtime.metrics.totals import Totals, together
+from perdure.worker.runtime.supervisor_link import Link
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.consumers import claim_all
+from tests.support.consumers import worker as consumer
 from tests.support.workers import BOUND, bounded, take_and_die, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("shop", heartbeat=0.5)]
@@ -221,6 +226,69 @@ async def test_no_task_fails_because_of_a_metric(app: App, monkeypatch: pytest.M
     ]
 
 
+class Pipe:
+    """A link to a supervisor, which may be full."""
+
+    role, reports = "worker", True
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.gauges: dict[str, float] = {}
+        self.lines: list[int] = []
+        self.full = True
+
+    def send(self, what: str, **more: Any) -> bool:
+        if what == "counts" and not self.full:
+            line = orjson.dumps(more)
+            self.lines.append(len(line))
+            message = orjson.loads(line)
+            self.totals.add("w", message["rows"])
+            self.gauges = message["gauges"]
+        return not self.full
+
+
+@pytest.mark.parametrize("role", ["worker", "isolated"])
+async def test_a_supervisor_has_every_count_when_its_worker_has_stopped(app: App, role: str) -> None:
+    """Also those that the full pipe did not take, in lines that leave room for other messages."""
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        for number in range(MAX_STEPS):
+            await ctx.step(f"step-{number}", nap, 0.0)
+
+    pipe = Pipe()
+    pipe.role = role
+    if role == "isolated":
+        await quarantine_new(app)
+    async with Worker(app, link=cast("Link", pipe), metrics=True) as worker:
+        running = asyncio.create_task(worker.run())
+        if role == "worker":
+            await job.enqueue()
+
+        async def ran() -> bool:
+            return worker.settled == 1
+
+        await wait_until(ran, "the task has run")
+        assert pipe.totals.copied() == {}
+        pipe.full = False
+        worker.stop()
+        await bounded(running)
+    found = pipe.totals.copied()
+    assert found["perdure_task_runs_total", "shop", "job", "completed"] == [1]
+    assert len([key for key in found if key[0] == "perdure_step_seconds"]) == MAX_STEPS
+    assert pipe.gauges["perdure_worker_slots"] == worker.concurrency
+    assert max(pipe.lines) < 16_384
+
+
+async def quarantine_new(app: App) -> None:
+    """Put a new task of the app into quarantine."""
+    gateway, partition = app.producer.gateway, app.producer.namespace.partition("shop")
+    handle = await app.tasks["job"].enqueue()
+    await take_and_die(app)
+    for delivery in await claim_all(await consumer(gateway, partition, name="finder")):
+        await quarantine(gateway, delivery, handle.id)
+
+
 async def test_a_worker_without_metrics_says_how_to_get_them(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
@@ -327,7 +395,7 @@ def test_gauges_of_several_workers_become_one() -> None:
 
 def test_a_copy_may_be_made_at_any_time_by_another_thread() -> None:
     """Each number of a later copy is at least that of an earlier one, while the loop adds new label sets."""
-    meter = Meter([f"t{number}" for number in range(200)], ["q"], (), lambda partition, entry: 0.0)
+    meter = Meter([f"t{number}" for number in range(200)], ["q"], (), lambda partition: None)
 
     async def fill() -> None:
         for number in range(4_000):

@@ -251,12 +251,13 @@ class ClockMonitor:
         youngest, oldest = touch.time + (now - touch.received) - added, touch.time + (now - touch.sent) - added
         return youngest > -_CLOCK_MS and oldest < _NEW
 
-    def age(self, partition: Partition, entry: bytes) -> float | None:
-        """Return the seconds since an entry was added, by the clock of Redis; None if no touch has shown its time."""
+    def ahead(self, partition: Partition) -> float | None:
+        """Return by how many seconds the clock of Redis is ahead of the monotonic clock; None if it is not known.
+
+        A touch of the partition shows the time of Redis, as precise as half of its round trip.
+        """
         touch = self._last.get(partition)
-        if touch is None:
-            return None
-        return touch.time + RUNTIME.monotonic() - (touch.sent + touch.received) / 2 - int(entry.split(b"-")[0]) / 1000
+        return None if touch is None else touch.time - (touch.sent + touch.received) / 2
 
 
 def _step(before: Touch | None, touch: Touch) -> float:

@@ -26,14 +26,17 @@ BUCKETS: Final = (
 )  # fmt: skip
 """Upper bounds of the buckets of all histograms in seconds, from steps of a millisecond to runs of a day."""
 
-MAX_TASKS: Final = 1_000
+MAX_TASKS: Final = 300
 """Largest number of tasks with labels of their own, of each worker; one task on two queues counts twice."""
 
 MAX_STEPS: Final = 100
 """Largest number of steps with labels of their own, of each task."""
 
-MAX_SERIES: Final = 5_000
-"""Largest number of counts of a worker, and of a supervisor, beyond which tasks and steps count as `other`."""
+MAX_ALL_STEPS: Final = 600
+"""The same for all tasks of a worker: a page of a thousand histograms takes about 0.4 s of a core."""
+
+MAX_SERIES: Final = 3_000
+"""Largest number of label sets of a supervisor, beyond which tasks and steps count as `other`."""
 
 Kind = Literal["counter", "histogram", "gauge"]
 

@@ -26,7 +26,7 @@ from .families import (
     DEAD,
     ERRORS,
     LIMITS,
-    MAX_SERIES,
+    MAX_ALL_STEPS,
     MAX_STEPS,
     MAX_TASKS,
     OTHER,
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 _QUIET: Final = 60.0
 """Seconds between two log lines about observations that could not be counted."""
 
+_CLOCK_KEPT: Final = 1.0
+"""Seconds for which the clock of Redis is not asked for again."""
+
 _WINDOW: Final = 60.0
 """Seconds for which an extreme is shown at least."""
 
@@ -62,7 +65,7 @@ def _observe(numbers: list[float], seconds: float) -> None:
 class _TaskCounts:
     """Counts of one task on one queue."""
 
-    __slots__ = ("crashes", "dead", "outcomes", "ran", "step_retries", "steps", "waits")
+    __slots__ = ("clock", "clock_until", "crashes", "dead", "outcomes", "ran", "step_retries", "steps", "waits")
 
     def __init__(self) -> None:
         self.waits = _histogram()
@@ -72,6 +75,9 @@ class _TaskCounts:
         self.steps: dict[str, list[float]] = {}
         self.crashes = 0
         self.step_retries = 0
+        self.clock: float | None = None
+        """How far the clock of Redis is ahead of the monotonic one, in seconds, as it is known until `clock_until`."""
+        self.clock_until = 0.0
 
     def copied(self, queue: str, task: str) -> Iterator[tuple[Key, list[float]]]:
         for name, histogram in ((WAITS, self.waits), (RAN, self.ran)):
@@ -123,13 +129,13 @@ class Meter:
         tasks: Collection[str],
         queues: Collection[str],
         limits: Collection[str],
-        age: Callable[[Partition, bytes], float | None],
+        clock: Callable[[Partition], float | None],
     ) -> None:
-        """tasks, queues, limits: names that become labels. age: returns the seconds since an entry was added."""
+        """tasks, queues, limits: names that become labels. clock: see `ClockMonitor.ahead`."""
         self._tasks = tasks
         self._queues = queues
         self._limits = limits
-        self._age = age
+        self._clock = clock
         self._counts: dict[tuple[str, str], _TaskCounts] = {}
         self._waits_by_limit: dict[str, int] = {}
         self._unlabelled = {"task": 0, "step": 0}
@@ -149,8 +155,11 @@ class Meter:
             delivery = run.delivery
             counts = self._of(delivery.partition.queue, run.envelope.task)
             if delivery.count == 1:  # else its wait was counted when it was handed out first
-                waited = self._age(delivery.partition, delivery.entry)
-                if waited is not None:
+                now = RUNTIME.monotonic()
+                if now >= counts.clock_until:
+                    counts.clock, counts.clock_until = self._clock(delivery.partition), now + _CLOCK_KEPT
+                if counts.clock is not None:
+                    waited = now + counts.clock - int(delivery.entry.partition(b"-")[0]) / 1000
                     _observe(counts.waits, waited if waited > 0 else 0.0)
             elif run.history.lost:
                 counts.crashes += 1
@@ -233,7 +242,7 @@ class Meter:
         return counts
 
     def _new_step(self, counts: _TaskCounts, name: str) -> list[float]:
-        if len(counts.steps) >= MAX_STEPS or self._steps >= MAX_SERIES // 2:
+        if len(counts.steps) >= MAX_STEPS or self._steps >= MAX_ALL_STEPS:
             self._unlabelled["step"] += 1
             name = OTHER
         numbers = counts.steps.get(name)
