@@ -8,7 +8,7 @@ stores each format that it has reached.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -75,7 +75,7 @@ async def migrate(
     *,
     target: int = KEY_FORMAT,
     migrations: Sequence[Migration] = MIGRATIONS,
-) -> AsyncIterator[tuple[Migration, int]]:
+) -> AsyncGenerator[tuple[Migration, int]]:
     """Migrate a namespace, and yield each migration with the number of keys that a piece of it has converted.
 
     Raises:

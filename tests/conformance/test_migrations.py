@@ -22,8 +22,8 @@ def renamed(source: str, target: str) -> Migration:
     async def convert(gateway: Gateway, namespace: Namespace) -> AsyncIterator[int]:
         for number in range(KEYS):
             old, new = (f"{{{namespace.name}}}:junk:{name}:{number}" for name in (source, target))
-            if await gateway.command("EXISTS", old):
-                await gateway.command("RENAME", old, new)
+            if (value := await gateway.command("GET", old)) is not None:
+                await gateway.pipeline([("SET", new, value, "PX", 600_000), ("DEL", old)])
                 yield 1
 
     return Migration(KEY_FORMAT + ord(source) - ord("a"), f"{source} is now {target}", convert)

@@ -26,7 +26,7 @@ from ...queues.wording import listed
 from .backup_file import BackupError, BackupWriter, to_text
 
 _SCANNED: Final = 500
-_TOGETHER: Final = 32
+_TOGETHER: Final = 64
 """Keys whose first pages are read in one round trip."""
 
 _FIELDS: Final = 128

@@ -7,7 +7,7 @@ put there, as workers do once a minute.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -70,7 +70,7 @@ async def _has_data(gateway: Gateway, namespace: Namespace) -> bool:
     return False
 
 
-async def restore(gateway: Gateway, namespace: Namespace, path: Path, header: Mapping[str, Any]) -> AsyncIterator[int]:
+async def restore(gateway: Gateway, namespace: Namespace, path: Path, header: Mapping[str, Any]) -> AsyncGenerator[int]:
     """Delete what the namespace has, restore the file, and yield how many keys so far.
 
     Args:
