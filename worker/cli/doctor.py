@@ -79,12 +79,12 @@ async def doctor(
         "counts": {severity.value: counts[severity] for severity in Severity},
         "findings": [finding.summary() for finding in findings],
     }
-    summary = ", ".join(f"{counts[one]} {one.value}" for one in reversed(Severity))
+    summary = ", ".join(f"{one.value} {counts[one]}" for one in reversed(Severity))
     return Output(
         data,
         table(("", "check", "found"), _rows(findings)),
         notes=[f"{producer.namespace.name!r} on {producer.address.shown}: {summary}"],
-        failure=Failed(f"{wrong} findings need work") if wrong else None,
+        failure=Failed(f"findings that need work: {wrong}") if wrong else None,
     )
 
 

@@ -46,6 +46,11 @@ _LIMIT: Final = 30.0
 
 _AGAIN: Final = "mend that, then run 'perdure doctor' again"
 
+_CREDENTIALS: Final = (
+    "give user and password of the server in PERDURE_REDIS_URL (redis://user:password@host:6379/0); ACL LIST shows its "
+    "users to an administrator"
+)
+
 _OF_A_SERVER: Final[Sequence[Callable[[Observed], Iterable[CheckResult]]]] = (
     check_version,
     check_persistence,
@@ -79,7 +84,8 @@ async def examine(
         try:
             await opened.enter_async_context(producer)
         except (Unavailable, Refused) as error:
-            return [CheckResult("server", Severity.ERROR, str(error), "no process can enqueue or run tasks", _AGAIN)]
+            remedy = _CREDENTIALS if "credentials" in str(error) else _AGAIN
+            return [CheckResult("server", Severity.ERROR, str(error), "no process can enqueue or run tasks", remedy)]
         return await _examine(producer, settings, role, user, apps)
 
 

@@ -156,19 +156,25 @@ async def check_rights(
             "(Redis 7.0 or newer); connect as an administrator"
         )
 
+    unknown: set[str] = set()
+
     async def allowed(command: Sequence[Argument]) -> bool:
         try:
             reply = await primary(("ACL", "DRYRUN", name, *command) if dry else tuple(command))
         except NoPermissionError:
             return False
-        except ResponseError:  # the command has no effect on a key that does not exist; the ACL comes first
-            return True
+        except ResponseError as error:  # for another reason: the ACL comes first
+            if not _is_unknown(error):
+                return True
+            unknown.add(str(command[0]).upper())
+            return False
         return not dry or bytes(reply).upper() == b"OK"
 
     roles = [one for one in (*ROLES, EVERYTHING) if role in (None, one.name)]
     missing = {one.name: await _missing(allowed, namespace.name, one, dry=dry) for one in roles}
+    found = [_renamed(sorted(unknown))] if unknown else []
     if dry and user is None and await allowed(("FLUSHALL",)):
-        return [
+        found.append(
             CheckResult(
                 "rights",
                 Severity.NOTE,
@@ -176,21 +182,43 @@ async def check_rights(
                 "a mistake of a process with this user, such as FLUSHALL, hits all data of the server",
                 "make one user for each kind of process: how-to/security.md",
             )
-        ]
+        )
+        return found
     complete = [one for one, lacking in missing.items() if not lacking]
     tried = "" if dry else " (tried; commands without a harmless form are left out)"
     if complete:
-        return [CheckResult("rights", Severity.OK, f"user {name!r} has the rights of: {', '.join(complete)}{tried}")]
+        text = f"user {name!r} has the rights of: {', '.join(complete)}{tried}"
+        return [*found, CheckResult("rights", Severity.OK, text)]
     nearest = min(missing, key=lambda one: len(missing[one]))
-    return [
-        CheckResult(
-            "rights",
-            Severity.ERROR,
-            f"user {name!r} lacks {listed(missing[nearest], _MAX_SHOWN)} for the role {nearest}",
-            "commands and scripts that need them are refused",
-            f"ACL SETUSER {name} with the rights of the role in how-to/security.md, for namespace {namespace.name!r}",
+    lacking = [right for right in missing[nearest] if right.partition(" ")[0] not in unknown]
+    if lacking:
+        found.append(
+            CheckResult(
+                "rights",
+                Severity.ERROR,
+                f"user {name!r} lacks {listed(lacking, _MAX_SHOWN)} for the role {nearest}",
+                "commands and scripts that need them are refused",
+                f"ACL SETUSER {name} with the rights of the role in how-to/security.md, for namespace "
+                f"{namespace.name!r}",
+            )
         )
-    ]
+    return found
+
+
+def _is_unknown(error: ResponseError) -> bool:
+    """Whether the server does not have a command: the replies to the command, and to ACL DRYRUN of it."""
+    text = str(error).lower()
+    return text.startswith("unknown command") or (text.startswith("command '") and text.endswith("' not found"))
+
+
+def _renamed(commands: Sequence[str]) -> CheckResult:
+    return CheckResult(
+        "commands",
+        Severity.ERROR,
+        f"the server does not have {listed(commands, _MAX_SHOWN)}",
+        "tasks cannot be enqueued or run without these commands",
+        "remove rename-command from the server's configuration, or use a provider that allows them",
+    )
 
 
 async def _knows_dry_run(primary: Primary, user: str) -> bool:

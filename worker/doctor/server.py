@@ -49,6 +49,9 @@ _FRAGMENTED: Final = 1.8
 """Ratio of resident to used memory that is noticed, of a server with so many bytes."""
 _FRAGMENTED_BYTES: Final = 256 * 1024 * 1024
 
+_BLIND: Final = "a problem there is not found"
+_GRANT: Final = "give the user INFO, or examine the server as an administrator"
+
 _OFFSET: Final = 16 * 1024 * 1024
 """Bytes by which a replica may be behind."""
 
@@ -267,7 +270,9 @@ def check_eviction(server: Observed) -> Iterator[CheckResult]:
             f"{remedy}; then compare with your own records which tasks are missing",
         )
     used = server.number("used_memory")
-    if limit and used > limit * _FULL:
+    if "used_memory" not in server.info:
+        yield CheckResult("memory", Severity.NOTE, "the server does not report its memory", _BLIND, _GRANT)
+    elif limit and used > limit * _FULL:
         yield CheckResult(
             "memory",
             Severity.ERROR if used >= limit * _REFUSES else Severity.WARNING,
@@ -303,7 +308,10 @@ def _megabytes(count: int) -> str:
 def check_replication(server: Observed) -> Iterator[CheckResult]:
     """Find out whether replicas follow, and whether an acknowledged write reaches one."""
     info = server.info
-    if info.get("role", "master") != "master":
+    if "role" not in info:
+        yield CheckResult("replication", Severity.NOTE, "the server does not report its replicas", _BLIND, _GRANT)
+        return
+    if info["role"] != "master":
         yield CheckResult(
             "replication",
             Severity.ERROR,

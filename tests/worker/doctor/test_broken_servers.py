@@ -11,8 +11,10 @@ import pytest
 import redis
 from perdure.queues import Namespace
 
+from tests.support.acl import documented_rights
 from tests.support.command_line import BOUND, Answer, call
 from tests.support.servers import RedisServer
+from tests.support.servers.clusters import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -23,7 +25,8 @@ class Patient:
     """A server of its own, and the command that examines it."""
 
     def __init__(self, program: Path, *options: str) -> None:
-        self.server = RedisServer(program, options=(*DURABLE, *options)).start()
+        password = "secret" if "--requirepass" in options else ""
+        self.server = RedisServer(program, options=(*DURABLE, *options)).start(password)
         self.client: Any = redis.Redis(unix_socket_path=str(self.server.socket))
 
     def examine(self, *options: str, url: str | None = None) -> Answer:
@@ -57,14 +60,14 @@ def test_a_sound_server(patient: Patient) -> None:
     }
     shown = call("doctor", "--redis-url", patient.server.url)
     assert (shown.code, "append-only file, synced once a second" in shown.out) == (0, True)
-    assert "0 error, " in shown.err
+    assert "error 0, " in shown.err
 
 
 @pytest.mark.parametrize("patient", [("--appendonly", "no")], indirect=True)
 def test_a_server_without_persistence(patient: Patient) -> None:
     answer = patient.examine()
     assert (answer.code, problems(answer)) == (1, {"persistence": "no append-only file (appendonly no)"})
-    assert "1 findings need work" in answer.err
+    assert "findings that need work: 1" in answer.err
 
 
 @pytest.mark.parametrize("patient", [("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")], indirect=True)
@@ -121,11 +124,54 @@ def test_a_user_who_lacks_rights(patient: Patient) -> None:
     assert patient.examine("--user", "missing").code == 1
 
 
+@pytest.mark.parametrize("patient", [("--rename-command", "EVALSHA", "")], indirect=True)
+def test_a_server_without_a_command_that_tasks_need(patient: Patient) -> None:
+    answer = patient.examine()
+    assert (answer.code, problems(answer)["commands"]) == (1, "the server does not have EVALSHA")
+    patient.client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", *documented_rights("perdure"))
+    limited = patient.examine(url=f"unix://shop:secret@{patient.server.socket}")
+    assert (limited.code, problems(limited)["commands"]) == (1, "the server does not have EVALSHA")
+    assert "rights" not in problems(limited)
+
+
+@pytest.mark.parametrize("patient", [("--rename-command", "INFO", "")], indirect=True)
+def test_nothing_is_claimed_of_a_server_that_does_not_report(patient: Patient) -> None:
+    answer = patient.examine()
+    assert problems(answer, "note")["replication"] == "the server does not report its replicas"
+    assert problems(answer, "note")["memory"] == "the server does not report its memory"
+    assert not {"persistence", "replication", "memory", "eviction", "version"} & problems(answer, "ok").keys()
+
+
+@pytest.mark.parametrize("patient", [("--requirepass", "secret")], indirect=True)
+def test_a_password_that_is_wrong(patient: Patient) -> None:
+    answer = patient.examine()
+    assert (answer.code, "refused the credentials" in problems(answer)["server"]) == (1, True)
+    assert any("PERDURE_REDIS_URL" in one["remedy"] for one in answer.json["findings"])
+
+
 def test_data_of_a_newer_release(patient: Patient) -> None:
     patient.client.hset(Namespace().deployment, mapping={"format": 7})
     answer = patient.examine()
     assert (answer.code, problems(answer)) == (1, {"schema": "format 7"})
     assert any("pip install --upgrade" in one["remedy"] for one in answer.json["findings"])
+
+
+@pytest.mark.cluster
+def test_each_primary_of_a_cluster_is_examined(shared_cluster: Cluster, namespace_name: str) -> None:
+    place = ("--redis-url", shared_cluster.url(), "--namespace", namespace_name)
+    assert call("enqueue", "pack", "--queue", "shop", *place).code == 0
+    try:
+        answer = call("doctor", *place, "--json")
+        found = answer.json["findings"]
+        where = {one["where"] for one in found if one["check"] == "version"}
+        assert where == {f"127.0.0.1:{node.port}" for node in shared_cluster.serving()}
+        assert [one["severity"] for one in found if one["check"] == "places"] == ["ok"]
+        assert not [one for one in found if "could not be checked" in one["found"]]
+    finally:
+        for node in shared_cluster.serving():
+            with redis.Redis(port=node.port) as client:
+                for key in client.scan_iter(f"{{{namespace_name}[:}}]*"):
+                    client.delete(key)
 
 
 def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
