@@ -17,6 +17,7 @@ import os
 import secrets
 import tomllib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,7 @@ from pydantic_core import to_json
 
 from ...queues.errors import ConfigurationError
 from ...queues.private_files import open_private, replaced_file
+from ...queues.regular_files import read_regular
 from ..log import logger
 
 
@@ -217,16 +219,9 @@ def load_secret(path: Path) -> bytes:
         ConfigurationError: It cannot be read or written, or has fewer than 32 bytes.
     """
     try:
-        try:
-            number = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        except FileExistsError:
-            number = open_private(path, os.O_RDONLY)
-        else:
-            with os.fdopen(number, "wb") as file:
-                file.write(secrets.token_urlsafe(48).encode())
-            number = open_private(path, os.O_RDONLY)
-        with os.fdopen(number, "rb") as stored:
-            secret = stored.read(4096).strip()
+        with suppress(FileExistsError), os.fdopen(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(secrets.token_urlsafe(48).encode())
+        secret = read_regular(path, 4096).strip()  # a link may lead to it, as secrets are mounted into containers
     except OSError as error:
         raise ConfigurationError(f"could not use the secret file {path}: {error.strerror or error}") from None
     if len(secret) < 32:

@@ -109,3 +109,12 @@ def test_a_short_secret_is_refused(tmp_path: Path) -> None:
     path.write_text("letmein")
     with pytest.raises(ConfigurationError, match="at least 32 random bytes"):
         load_secret(path)
+
+
+def test_the_secret_may_be_mounted_as_kubernetes_does(tmp_path: Path) -> None:
+    """The name is a link through a folder that is replaced as a whole."""
+    (tmp_path / "..2026").mkdir()
+    (tmp_path / "..2026" / "secret").write_text("s" * 48)
+    (tmp_path / "..data").symlink_to("..2026")
+    (tmp_path / "secret").symlink_to("..data/secret")
+    assert load_secret(tmp_path / "secret") == b"s" * 48
