@@ -65,7 +65,7 @@ def parse_iso_time(text: str, *, zoned: bool = False, expected: str = "") -> int
         expected: Another form that the caller accepts, for the error.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text has another form.
     """
     with suppress(ValueError, OverflowError):
         found = datetime.fromisoformat(text.strip())

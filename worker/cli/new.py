@@ -28,9 +28,9 @@ Durable tasks on Perdure.
 
 The worker restarts when you save a file. In a second terminal, in this folder:
 
-    perdure enqueue report --args '{"paths": ["app.py", "README.md"]}' --id first
-    perdure task result first
-    perdure task show first
+    perdure enqueue report --queue $name --args '{"paths": ["app.py", "README.md"]}' --id $name-1
+    perdure task result $name-1
+    perdure task show $name-1
 
 Without `PERDURE_REDIS_URL`, all commands share a server of this computer, which starts by itself. `perdure docs` prints
 the documentation, and `perdure dashboard` shows the tasks in a browser (`pip install 'perdure[web]'`).
@@ -58,7 +58,7 @@ app = App("$name", include=["tasks.words", "tasks.reports"])
 _WORDS: Final = '''\
 """Words of files.
 
-    perdure enqueue count_words --args '{"path": "app.py"}'
+    perdure enqueue count_words --queue $name --args '{"path": "app.py"}'
 """
 
 from pathlib import Path
@@ -82,7 +82,7 @@ async def count_words(ctx: Context, path: str) -> int:
 _REPORTS: Final = '''\
 """Reports on many files.
 
-    perdure enqueue report --args '{"paths": ["app.py", "README.md"]}'
+    perdure enqueue report --queue $name --args '{"paths": ["app.py", "README.md"]}'
 """
 
 from perdure import Context

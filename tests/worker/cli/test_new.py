@@ -68,11 +68,28 @@ def test_what_the_image_copies_runs_the_task_of_the_readme(folder: Path) -> None
     try:
         first = ("worker", "run", "app:app", "--no-supervisor", "--burst")  # publishes the queues of the tasks
         assert process(*first, *place, cwd=image).code == 0
-        assert process(*enqueue, *place, cwd=image).ids == ["first"]
+        assert process(*enqueue, *place, cwd=image).ids == ["shop-1"]
         ran = process(*command, "--burst", *place, cwd=image)
         assert ran.code == 0, ran.err
         counts = {name: len((image / name).read_text().split()) for name in ("app.py", "README.md")}
         assert process(*result, *place).json == counts
+    finally:
+        stop(folder / "data", force=True)
+
+
+@pytest.mark.integration
+@pytest.mark.processes
+def test_two_new_apps_on_one_server_do_not_disturb_each_other(folder: Path) -> None:
+    place = ("--data-dir", str(folder / "data"))
+    try:
+        for name in ("shop", "audit"):
+            call("new", name)
+            first = ("worker", "run", "app:app", "--no-supervisor", "--burst")
+            assert process(*first, *place, cwd=folder / name).code == 0
+        for name in ("shop", "audit"):
+            readme = (folder / name / "README.md").read_text()
+            [line] = [line for line in readme.splitlines() if "perdure enqueue" in line]
+            assert process(*shlex.split(line)[1:], *place, cwd=folder / name).ids == [f"{name}-1"]
     finally:
         stop(folder / "data", force=True)
 
