@@ -72,6 +72,12 @@ def test_every_page_is_an_entry_of_the_index_once() -> None:
     assert {page.name for page, count in listed.items() if count > 1} == set()
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.stem)
+def test_pages_for_users_name_no_test(page: Path) -> None:
+    """Which tests guard a promise is in tests/GUARANTEES.md."""
+    assert re.findall(r"`(tests/[^`]*)`", prose(page)) == []
+
+
 def test_the_first_example_of_the_readme_is_short() -> None:
     example = next(block for block in blocks_of(ROOT / "README.md") if block.language == "python")
     assert len([line for line in example.code.splitlines() if line.strip()]) <= 30
