@@ -16,6 +16,7 @@ from typing import Any, Final
 import perdure
 import perdure.context
 import perdure.memory
+import perdure.otel
 import perdure.queues
 import perdure.testing
 import perdure.web
@@ -30,9 +31,9 @@ __all__ = ["PAGES", "undescribed"]
 _TITLE: Final = """# Python API
 
 Every class and function of the package `perdure`, with their public members. `perdure.context`, `perdure.memory`,
-`perdure.testing`, `perdure.web` and `perdure.queues` have [a page of their own](api-modules.md), as have
-[errors](errors.md) and [settings](settings.md). `python -m tests.project.api_page` writes these pages from signatures
-and docstrings.
+`perdure.otel`, `perdure.testing`, `perdure.web` and `perdure.queues` have [a page of their own](api-modules.md), as
+have [errors](errors.md) and [settings](settings.md). `python -m tests.project.api_page` writes these pages from
+signatures and docstrings.
 
 A method with a variant for synchronous code names it: `result_sync` blocks the calling thread. `SyncContext`, the
 context of a [plain function](../how-to/sync-tasks.md), has the members of `Context` without `await`, and `app.sync()`
@@ -44,7 +45,14 @@ _MODULES_TITLE: Final = """# Python API: modules
 Every class and function of the public modules beside [`perdure`](api.md). Errors have [a page of their own](errors.md).
 """
 
-_MODULES: Final = (perdure.context, perdure.memory, perdure.testing, perdure.web, perdure.queues)
+_MODULES: Final = (
+    perdure.context,
+    perdure.memory,
+    perdure.otel,
+    perdure.testing,
+    perdure.web,
+    perdure.queues,
+)
 
 _CLASSES: Final[dict[str, type[Any]]] = {
     "app": perdure.App,

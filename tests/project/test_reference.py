@@ -14,6 +14,7 @@ from typing import Any, Final
 import perdure
 import perdure.context
 import perdure.memory
+import perdure.otel
 import perdure.queues
 import perdure.testing
 import perdure.web
@@ -101,7 +102,15 @@ def test_every_public_method_stands_on_a_page_with_what_it_is() -> None:
     text = "".join(path.read_text("utf-8") for path in PAGES)
     for method in ("handle.record", "handle.explain", "handle.send", "limit.hold", "perdure_clock.advance"):
         assert f"{method}(" in text
-    for module in (perdure, perdure.context, perdure.memory, perdure.testing, perdure.web, perdure.queues):
+    for module in (
+        perdure,
+        perdure.context,
+        perdure.memory,
+        perdure.otel,
+        perdure.testing,
+        perdure.web,
+        perdure.queues,
+    ):
         for name in module.__all__:
             value = getattr(module, name)
             if callable(value) and not (isinstance(value, type) and issubclass(value, BaseException)):

@@ -213,12 +213,14 @@ def _leave(run: Run) -> None:
 
 def _left_by(run: Run) -> Mapping[str, str]:
     """Return the context that an earlier run has left."""
-    data = run.history.saved.get(TRACE, b"")
-    return dict(zip(_HEADERS, data.decode("ascii", "replace").split("\n"), strict=False))
+    data = run.history.saved.get(TRACE)
+    return {} if data is None else dict(zip(_HEADERS, data.decode("ascii", "replace").split("\n"), strict=False))
 
 
 def _link(headers: Mapping[str, str], what: str) -> list[Link]:
     """Return a link to the span whose context the headers have; none if they have no valid one."""
+    if _PARENT not in headers:
+        return []
     found = get_current_span(_W3C.extract(headers, TraceContext())).get_span_context()
     return [Link(found, {names.LINK: what})] if found.is_valid else []
 
