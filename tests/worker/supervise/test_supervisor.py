@@ -956,8 +956,13 @@ async def test_too_many_crashes_pause_and_alert_and_the_pause_survives_a_restart
     assert f"worker-{replaced} ended by SIGSEGV" in about["why"]
     assert harness.alive() & set(harness.ready()) == {harness.ready()[1]}
     assert f"perdure worker resume {about['supervisor']}" in about["remedy"]
+    reason = supervisor.health().reasons[0]
+    assert reason.startswith(f"supervisor {about['supervisor']} paused at 20")
+    assert reason.endswith(f"perdure worker resume {about['supervisor']}")
+    assert supervisor.measurements().gauges["perdure_supervisor_paused",] == 1
 
     supervisor.stop()
+    assert supervisor.health().reasons[0] == "the supervisor is stopping all workers"
     assert await harness.exit_code() == 0
     alerted.unlink()
     spares = len(harness.journal.lines("loaded", "spare"))

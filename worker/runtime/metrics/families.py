@@ -91,7 +91,7 @@ FAMILIES: Final = {
     family.name: family
     for family in (
         Family(RUNS, "counter", "Runs of tasks that have ended, by their outcome.", (*_OF_TASKS, "outcome")),
-        Family(WAITS, "histogram", "Time from when a task was due until its run began.", _OF_TASKS),
+        Family(WAITS, "histogram", "Time from when a task was queued until its run began.", _OF_TASKS),
         Family(RAN, "histogram", "Duration of runs, whatever their outcome.", _OF_TASKS),
         Family(STEPS, "histogram", "Duration of steps that were called, with all their tries.", (*_OF_TASKS, "step")),
         Family(STEP_RETRIES, "counter", "Tries of steps after the first one.", _OF_TASKS),
