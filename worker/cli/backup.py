@@ -22,6 +22,8 @@ from .support.errors import Failed
 from .support.output import Bar, StderrText, confirm, timestamp
 from .support.runner import Output
 
+_REFUSED = "every process refuses the namespace until '{}' is given again and has ended"
+
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="File of the backup.")]
 
 
@@ -46,7 +48,7 @@ async def backup(
     with _explained(file):
         header = await backup_header(gateway, namespace, live=live)
         before = await signature(gateway, namespace)
-        with replaced_file(file, new=not force) as out, Bar("backup, keys") as bar:
+        with replaced_file(file, new=not force) as out, Bar("backup", rest="no file was written") as bar:
             with BackupWriter(out, header) as writer:
                 async for keys in dump(gateway, namespace, writer):
                     bar.advance(keys - bar.done)
@@ -87,7 +89,7 @@ async def restore(
         header = await check_restore(gateway, namespace, file, replace=replace)
         if replace and not yes and not confirm(f"Delete all data {where(producer)}, and restore {file}?"):
             raise Failed("nothing was restored")
-        with Bar("restore, keys", header["keys"]) as bar:
+        with Bar("restore", header["keys"], rest=_REFUSED.format("perdure restore")) as bar:
             async for keys in restore_namespace(gateway, namespace, file, header):
                 bar.advance(keys - bar.done)
     made = timestamp(header["time"])
@@ -115,7 +117,7 @@ async def migrate(
     needed = await plan_migration(gateway, namespace)
     done = 0
     if not dry_run:
-        with Bar("migrate, keys") as bar:
+        with Bar("migration", rest=_REFUSED.format("perdure migrate")) as bar:
             async for _, count in migrate_namespace(gateway, namespace):
                 bar.advance(count)
                 done += count
