@@ -497,7 +497,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
             str(one.lost),
             str(one.repeated),
             str(one.cut_off),
-            *(f"{seconds:.1f} s" for seconds in (one.pause, one.usual_pause, one.wait, one.took)),
+            *(f"{seconds:.2f} s" for seconds in (one.pause, one.usual_pause, one.wait, one.took)),
         )
         for one in outcomes
     ]
