@@ -69,7 +69,7 @@ demo: install
 	$(BIN)/perdure demo
 
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'the site begins at build/site/index.html'
 
 # Tests of one file stay in one process; each process has servers of its own. Half of the time a test waits for another

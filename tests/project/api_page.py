@@ -28,12 +28,13 @@ from tests.support.paths import ROOT
 
 __all__ = ["PAGES", "undescribed"]
 
+_WRITTEN: Final = "<!-- written by python -m tests.project.api_page from signatures and docstrings -->\n"
+
 _TITLE: Final = """# Python API
 
 Every class and function of the package `perdure`, with their public members. `perdure.context`, `perdure.memory`,
 `perdure.otel`, `perdure.testing`, `perdure.web` and `perdure.queues` have [a page of their own](api-modules.md), as
-have [errors](errors.md) and [settings](settings.md). `python -m tests.project.api_page` writes these pages from
-signatures and docstrings.
+have [errors](errors.md) and [settings](settings.md).
 
 A method with a variant for synchronous code names it: `result_sync` blocks the calling thread. `SyncContext`, the
 context of a [plain function](../how-to/sync-tasks.md), has the members of `Context` without `await`, and `app.sync()`
@@ -103,7 +104,7 @@ _HOW: Final = {
 
 def api_page() -> str:
     """Return the page of `perdure`."""
-    parts = [_TITLE]
+    parts = [_WRITTEN, _TITLE]
     for instance, kind in _CLASSES.items():
         parts += _class(kind, instance)
     parts.append("## Other classes\n")
@@ -115,7 +116,7 @@ def api_page() -> str:
 
 def modules_page() -> str:
     """Return the page of the other public modules."""
-    parts = [_MODULES_TITLE]
+    parts = [_WRITTEN, _MODULES_TITLE]
     for module in _MODULES:
         parts.append(f"## {module.__name__}\n\n{_text(module)}\n")
         for kind in _other_classes(module):

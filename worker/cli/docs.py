@@ -148,8 +148,8 @@ def docs(
 ) -> Output:
     """Read the documentation, which needs no network.
 
-    A page is Markdown. A link in it to ../reference/cli.md#task-list is the
-    page reference/cli#task-list; the last part of a name is enough.
+    A page is Markdown. A link to ../reference/cli.md#perdure-bench is the
+    page reference/cli#perdure-bench; the last part of a name is enough.
 
     Example: perdure docs limits
     """
@@ -165,15 +165,49 @@ def docs(
     if page is None:
         return Output(str(ROOT / FOLDER), str(ROOT / FOLDER)) if path else _list(listed)
     name, _, part = page.partition("#")
+    if name in _INDEXES:
+        return _index(name, path)
     found, *others = _find(listed, name)
     file = ROOT / found.path
     if path:
         return Output(str(file), str(file))
-    text = without_comments(file.read_text("utf-8"))
+    text = _readable(file)
     if part:
         text = _part(found, text, part)
     also = f"also: {', '.join(one.name for one in others)}" if others else None
-    return Output({"page": found.name, "text": text}, text.rstrip("\n"), notes=[also])
+    return Output({"page": found.name, "text": text}, text, notes=[also])
+
+
+_INDEXES: Final[dict[str, str]] = {
+    "README": INDEX,
+    f"{FOLDER}/README.md": INDEX,
+    "index": INDEX,
+    "llms.txt": "llms.txt",
+    "llms": "llms.txt",
+}
+"""Files that list the pages, by their names for the command line."""
+
+
+def _index(name: str, path: bool) -> Output:
+    file = ROOT / _INDEXES[name]
+    return Output(str(file), str(file)) if path else Output({"page": name, "text": _readable(file)}, _readable(file))
+
+
+def _readable(file: Path) -> str:
+    """Return a page without comments and without links to files that this installation does not have."""
+
+    def shown(found: re.Match[str]) -> str:
+        is_dead = found["path"] is not None and not (file.parent / found["path"]).exists()
+        return str(found["text"]) if is_dead else found[0]
+
+    return _CODE_OR_LINK.sub(shown, without_comments(file.read_text("utf-8"))).rstrip("\n")
+
+
+_CODE_OR_LINK: Final = re.compile(
+    r"^```.*?^```$|`[^`\n]*`|!?\[(?P<text>[^\[\]]*)\]\((?![a-z]+:|#)(?P<path>[^()\s#]+)(?:#[^()\s]*)?\)",
+    re.DOTALL | re.MULTILINE,
+)
+"""Code, which is left alone, or a link or an image of a file: its text and its path."""
 
 
 def _list(listed: list[IndexedPage]) -> Listing:
@@ -198,7 +232,10 @@ def _find(listed: list[IndexedPage], name: str) -> list[IndexedPage]:
 def _part(page: IndexedPage, text: str, wanted: str) -> str:
     """Return the part of a page under a heading, with the headings below it."""
     parts = list(passages(text))
-    start = next((number for number, part in enumerate(parts) if part.anchor == wanted.lower()), None)
+    ends = (wanted.lower(), f"-{wanted.lower()}")
+    exact = next((number for number, part in enumerate(parts) if part.anchor == ends[0]), None)
+    last = next((number for number, part in enumerate(parts) if part.anchor.endswith(ends[1])), None)
+    start = last if exact is None else exact
     if start is None:
         near = get_close_matches(wanted.lower(), [part.anchor for part in parts], 1)
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -103,6 +103,7 @@ def test_a_part_has_the_headings_below_it(folder: Path) -> None:
     assert call("docs", "how-to/limits#rates").out == (
         "## Rates\n\n```python\n# no heading\n```\n\n### Per customer\n\nTokens by tenant.\n"
     )
+    assert call("docs", "limits#it-now").out == call("docs", "how-to/limits#hold-it-now").out
     assert call("docs", "how-to/limits#hold-it-now").out == "## Hold it, now\n\nAfter a 429.\n"
 
 
@@ -149,6 +150,21 @@ def test_of_a_long_line_a_search_prints_what_is_around_the_words(folder: Path) -
     assert "before needle after" in found["line"]
     assert found["line"].startswith("...")
     assert found["line"].endswith("...")
+
+
+def test_the_index_and_the_list_for_agents_are_pages(folder: Path) -> None:
+    (folder / "llms.txt").write_text("# Perdure\n")
+    assert call("docs", "README").out == INDEX
+    assert call("docs", "llms.txt").out == "# Perdure\n"
+    assert call("docs", "llms.txt", "--path").out == f"{folder / 'llms.txt'}\n"
+
+
+def test_links_to_what_the_installation_does_not_have_are_texts(folder: Path) -> None:
+    page = folder / docs.FOLDER / "first.md"
+    code = "`call[x](y)`\n\n```python\ncall[x](y)\n```\n"
+    links = "[a](how-to/limits.md#rates) [b](../tests/x.md#y) ![c](c.png) [d](https://d.org/) [e](#e) [`f`](f.py)\n"
+    page.write_text(links + code)
+    assert call("docs", "first").out == "[a](how-to/limits.md#rates) b c [d](https://d.org/) [e](#e) `f`\n" + code
 
 
 def test_path_prints_where_the_files_are(folder: Path) -> None:
