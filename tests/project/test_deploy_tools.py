@@ -7,6 +7,7 @@ systemd-analyze, and pm2, which `make test-build` installs with npm.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -332,6 +333,31 @@ def test_nothing_is_scaled_while_the_autoscaler_sees_no_value() -> None:
 
 
 # systemd
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_understands_every_unit(path: Path, tmp_path: Path) -> None:
+    analyze = program("systemd-analyze", "it verifies the units")
+    text = path.read_text()
+    installed = "/opt/perdure/bin/perdure"
+    assert installed in text
+    unit = tmp_path / path.name
+    unit.write_text(text.replace(installed, str(Path(sys.executable).with_name("perdure"))))
+    done = call([analyze, "verify", "--man=no", unit])
+    complaints = [line for line in done.stderr.splitlines() if path.stem.rstrip("@") in line]
+    assert (done.returncode, complaints) == (0, [])
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_the_command_of_a_unit_has_its_options(path: Path) -> None:
+    (line,) = re.findall(r"^ExecStart=\S+ (.+)$", path.read_text(), re.M)
+    words = [word for word in line.split() if "$" not in word]
+    command = words[: next((at for at, word in enumerate(words) if word.startswith("-")), len(words))]
+    options = [word for word in words if word.startswith("--")]
+    usage = call([Path(sys.executable).with_name("perdure"), *command, "--help"], env=os.environ | {"COLUMNS": "200"})
+    assert usage.returncode == 0, usage.stderr
+    for option in options:
+        assert option in usage.stdout
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
