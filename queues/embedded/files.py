@@ -63,7 +63,10 @@ class DataDirectory:
         except (FileExistsError, NotADirectoryError) as error:
             raise EmbeddedServerError(f"the data directory {self.path} is a file or below a file") from error
         except OSError as error:
-            raise EmbeddedServerError(f"could not create the data directory {self.path}: {error}") from error
+            raise EmbeddedServerError(
+                f"could not create the data directory {self.path}: {error.strerror or error}; name another one with "
+                "PERDURE_DATA_DIR"
+            ) from error
         if found.st_uid != os.geteuid():
             raise EmbeddedServerError(
                 f"the data directory {self.path} must belong to user {os.geteuid()}, got user {found.st_uid}: "

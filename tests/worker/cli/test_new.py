@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -37,11 +38,12 @@ def test_the_test_of_a_new_app_passes(folder: Path) -> None:
     answer = call("new", "shop")
     assert (answer.code, answer.ids) == (0, [f"shop/{file}" for file in FILES])
     tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "perdure.worker.testing.plugin", "-p", "no:cacheprovider"],
         cwd=folder / "shop",
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # make test-wheel loads what is installed
         capture_output=True,
         text=True,
-        timeout=BOUND,
+        timeout=2 * BOUND,
         check=False,
     )
     assert "2 passed" in tested.stdout, tested.stdout + tested.stderr

@@ -40,6 +40,7 @@ class Misuse(Failed):
 
 
 _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
+    (Refused, "roles with the rights", "'perdure doctor --role ROLE' lists all that a user lacks"),
     (Refused, "credentials", "check the user and the password: redis://user:password@host:6379/0"),
     (TaskFailed, "", "see 'perdure dlq show'; 'perdure dlq replay' puts it back on its queue"),
 )

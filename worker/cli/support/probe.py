@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ class ProbeOptions:
             probes = ProbeServer(report, host, self.port, _page(measure) if self.metrics else _missing)
         except (OSError, UnicodeError) as error:
             raise Failed(
-                f"--health-port: could not listen on {host}:{self.port}: {error}; choose another port, or 0 for any"
+                f"--health-port: could not listen on {host}:{self.port}: {_cause(error)}; choose another port (0: any "
+                "free one) or another --health-host"
             ) from error
         with probes:
             logger.info("serving health at {0}/livez and {0}/readyz, and metrics at {0}/metrics", probes.address)
@@ -66,3 +68,9 @@ def _page(measure: Callable[[], Measurements]) -> Callable[[], ProbePage]:
 
 def _missing() -> ProbePage:
     raise ConfigurationError("metrics need the package prometheus-client: pip install 'perdure[metrics]'")
+
+
+def _cause(error: Exception) -> str:
+    """Return the system's text for an error, without its number and the address."""
+    number = error.errno if isinstance(error, OSError) else None
+    return str(error) if number is None or number < 0 else os.strerror(number)  # below 0: of a name
