@@ -266,7 +266,7 @@ async def _reader(
         [("ZCARD", partition.timeline), ("XLEN", partition.ready), ("ZCARD", partition.due)]
     )
     known, ready, due = (0 if isinstance(count, Refused) else count for count in counts)  # a key of another type
-    if known and known >= ready + due:
+    if known >= ready + due:
         await reader.load()
     else:
         await _scan(reader, namespace)
@@ -274,7 +274,7 @@ async def _reader(
 
 
 async def _scan(reader: _Reader, namespace: Namespace) -> None:
-    """Fill a reader from the records of a partition whose timeline is missing: an earlier version stored its tasks."""
+    """Fill a reader from the records of a partition whose timeline lacks tasks: another program has changed it."""
     reader.more = False
     found: list[_Position] = []
     async for record in list_tasks(reader.gateway, namespace, partition=reader.partition):

@@ -7,6 +7,7 @@ from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, purge, replay
 from perdure.queues import Gateway, Namespace, Partition, Producer, Record, State
 from perdure.queues.envelope import EnvelopeTemplate
+from perdure.queues.inspection import timeline
 from perdure.queues.inspection.timeline import page_tasks, trim_timeline
 from perdure.queues.task_filter import TaskFilter
 
@@ -185,7 +186,16 @@ async def test_running_tasks_are_listed_exactly_whatever_the_backlog_is(
             await page_tasks(gateway, namespace, wanted, limit=1, cursor=cursor)
 
 
-async def test_tasks_of_an_earlier_version_are_listed_without_a_timeline(
+async def test_a_queue_without_tasks_is_listed_without_a_scan_of_the_keys(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await enqueue(producer, "a")
+    await gateway.command("DEL", partition.record("a"), partition.ready, partition.timeline)
+    monkeypatch.setattr(timeline, "list_tasks", None)
+    assert await listed(gateway, namespace, 3) == [[]]
+
+
+async def test_tasks_are_listed_without_a_timeline(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await enqueue(producer, "a", "b", "c")
