@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ...queues.errors import PerdureError
 from ...queues.migrations import migrate as migrate_namespace
 from ...queues.migrations import plan_migration
 from ...queues.private_files import replaced_file
@@ -90,8 +91,14 @@ async def restore(
         if replace and not yes and not confirm(f"Delete all data {where(producer)}, and restore {file}?"):
             raise Failed("nothing was restored")
         with Bar("restore", header["keys"], rest=_REFUSED.format("perdure restore")) as bar:
-            async for keys in restore_namespace(gateway, namespace, file, header):
-                bar.advance(keys - bar.done)
+            try:
+                async for keys in restore_namespace(gateway, namespace, file, header):
+                    bar.advance(keys - bar.done)
+            except PerdureError as error:
+                raise Failed(
+                    f"the restore has not ended: {str(error).rstrip('.')}; {_REFUSED.format('perdure restore')}; to "
+                    "give it up, restore another backup, or delete the keys of the namespace"
+                ) from error
     made = timestamp(header["time"])
     return Output(
         {"file": str(file), "keys": header["keys"], "time": header["time"], "live": header["live"]},

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final
 
-from redis.exceptions import RedisError
+import redis.exceptions
 
 from ...queues.errors import PerdureError, Refused, Unavailable
+from ...queues.keys import Namespace
 from ...queues.presence import list_workers
 from ...queues.producer import Producer
+from ...queues.transport.gateway import Gateway
 from ..app import App
 from ..settings import Settings
 from .deployment import (
@@ -46,6 +48,9 @@ _LIMIT: Final = 30.0
 
 _AGAIN: Final = "mend that, then run 'perdure doctor' again"
 
+_LOST: Final = "server"
+"""Check of a server that does not answer."""
+
 _CREDENTIALS: Final = (
     "give user and password of the server in PERDURE_REDIS_URL (redis://user:password@host:6379/0); ACL LIST shows its "
     "users to an administrator"
@@ -76,9 +81,6 @@ async def examine(
         role: Role whose rights the user must have; None for any.
         user: User whose rights are looked at; None for that of the connection.
         apps: Apps to compare with the workers that run, by their names on the command line.
-
-    Raises:
-        Refused: `user` cannot be looked at.
     """
     async with AsyncExitStack() as opened:
         try:
@@ -93,19 +95,17 @@ async def _examine(
     producer: Producer, settings: Settings, role: str | None, user: str | None, apps: Sequence[tuple[str, App]]
 ) -> list[CheckResult]:
     gateway, namespace, address = producer.gateway, producer.namespace, producer.address
-    primaries = gateway.primaries()
-    servers = await observe_all(primaries, encrypted=address.encrypted)
     found: list[CheckResult] = []
-    for server in servers:
-        for check in _OF_A_SERVER:
-            found += [replace(one, where=server.name) for one in check(server)]
-    found += check_clock(servers)
-    found += check_disk(address.directory)
-    found += await check_certificates(address)
-    found += await check_rights(next(iter(primaries.values())), address, namespace, role, user)
-    schema = await _collected("schema", check_schema(gateway, namespace))
-    found += schema
-    if any(one.severity is Severity.ERROR for one in schema):
+    checks = {
+        "server": _of_servers(gateway, address.encrypted),
+        "disk": _each(check_disk(address.directory)),
+        "certificates": _awaited(check_certificates(address)),
+        "rights": _awaited(check_rights(next(iter(gateway.primaries().values())), address, namespace, role, user)),
+        "schema": check_schema(gateway, namespace),
+    }
+    for name, results in checks.items():
+        found += await _collected(name, results)
+    if any(one.severity is Severity.ERROR and one.check in ("schema", _LOST) for one in found):
         return found  # this version cannot read the rest
     checks = {
         "scripts": check_scripts(gateway),
@@ -117,13 +117,40 @@ async def _examine(
         "places": check_places(gateway, namespace),
         "queue memory": check_memory(gateway, namespace),
     }
-    for name, findings in checks.items():
-        found += await _collected(name, findings)
+    for name, results in checks.items():
+        found += await _collected(name, results)
     if apps:
-        live = [worker for worker in await list_workers(gateway, namespace) if not worker.presumed_dead]
-        for name, app in apps:
-            found += check_app(name, app, live)
+        found += await _collected("app", _of_apps(gateway, namespace, apps))
     return found
+
+
+async def _of_servers(gateway: Gateway, encrypted: bool) -> AsyncIterator[CheckResult]:
+    servers = await observe_all(gateway.primaries(), encrypted=encrypted)
+    for server in servers:
+        for check in _OF_A_SERVER:
+            for one in check(server):
+                yield replace(one, where=server.name)
+    for one in check_clock(servers):
+        yield one
+
+
+async def _of_apps(
+    gateway: Gateway, namespace: Namespace, apps: Sequence[tuple[str, App]]
+) -> AsyncIterator[CheckResult]:
+    live = [worker for worker in await list_workers(gateway, namespace) if not worker.presumed_dead]
+    for name, app in apps:
+        for one in check_app(name, app, live):
+            yield one
+
+
+async def _each(results: Iterable[CheckResult]) -> AsyncIterator[CheckResult]:
+    for one in results:
+        yield one
+
+
+async def _awaited(results: Awaitable[Iterable[CheckResult]]) -> AsyncIterator[CheckResult]:
+    for one in await results:
+        yield one
 
 
 async def _collected(name: str, findings: AsyncIterator[CheckResult]) -> list[CheckResult]:
@@ -135,9 +162,10 @@ async def _collected(name: str, findings: AsyncIterator[CheckResult]) -> list[Ch
                 found.append(finding)  # noqa: PERF401 - those before an error are kept
     except TimeoutError:
         found.append(_failed(name, f"it took longer than {_LIMIT:g} s"))
-    except Refused as error:
-        found.append(_failed(name, str(error)))
-    except (PerdureError, RedisError) as error:
+    except (Unavailable, redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+        lost = f"the connection was lost during the check {name!r}: {error}"
+        found.append(CheckResult(_LOST, Severity.ERROR, lost, "no process can enqueue or run tasks", _AGAIN))
+    except (PerdureError, redis.exceptions.RedisError) as error:
         found.append(_failed(name, f"{error}"))
     return found
 

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from ...queues.errors import Refused
 from ...queues.keys import Namespace
 from ...queues.transport.address import Address
 from ...queues.transport.gateway import Primary
@@ -144,18 +143,19 @@ async def check_rights(
     Args:
         role: Role that the user must have; None for any.
         user: User to look at, which needs the right to run ACL DRYRUN; None for that of the connection.
-
-    Raises:
-        Refused: `user` is given, and the server does not answer ACL DRYRUN for it.
     """
     name = user or address.user or "default"
     dry = await _knows_dry_run(primary, name)
     if user is not None and not dry:
-        raise Refused(
-            f"could not look at user {user!r}: the server has no such user, or this user may not run ACL DRYRUN "
-            "(Redis 7.0 or newer); connect as an administrator"
-        )
-
+        return [
+            CheckResult(
+                "rights",
+                Severity.ERROR,
+                f"could not look at user {user!r}",
+                "the server has no such user, or this user may not run ACL DRYRUN (Redis 7.0 or newer)",
+                "connect as an administrator; ACL LIST shows the users",
+            )
+        ]
     unknown: set[str] = set()
 
     async def allowed(command: Sequence[Argument]) -> bool:

@@ -64,7 +64,7 @@ class Observed:
         name: Its address in a cluster, empty for one server.
         info: Lines of INFO; empty if the user may not read them.
         config: Configuration parameters that the user may read.
-        offset: Seconds by which its clock is ahead of that of this host.
+        offset: Seconds by which its clock is ahead of that of this host; None if the user may not run TIME.
         pings: Seconds of each PING, in order.
         slow: Slowest commands of its slow log: seconds and name.
         encrypted: Whether the connection uses TLS.
@@ -74,7 +74,7 @@ class Observed:
     name: str
     info: Mapping[str, str]
     config: Mapping[str, str]
-    offset: float
+    offset: float | None
     pings: Sequence[float]
     slow: Sequence[tuple[float, str]] = ()
     encrypted: bool = False
@@ -122,13 +122,13 @@ async def observe(name: str, primary: Primary, *, encrypted: bool) -> Observed:
             break  # it refuses all of them alike
         config |= {key.decode(): value.decode("utf-8", "replace") for key, value in pairs(reply).items()}
     pings: list[float] = []
-    offset = 0.0
+    offset: float | None = None
     for _ in range(_PINGS):
-        started = time.perf_counter()
-        before = time.time()
-        seconds, micros = await primary(("TIME",))
+        started, before = time.perf_counter(), time.time()
+        reply = await ask("TIME")  # a refusal is a round trip, too
         pings.append(time.perf_counter() - started)
-        if pings[-1] <= min(pings):
+        if reply is not None and pings[-1] <= min(pings):
+            seconds, micros = reply
             offset = int(seconds) + int(micros) / 1e6 - (before + pings[-1] / 2)
     slow = await ask("SLOWLOG", "GET", 128) if "slowlog-log-slower-than" in config else None
     return Observed(name, info, config, offset, pings, _slowest(slow or ()), encrypted, tuple(denied))
@@ -370,18 +370,22 @@ def _replicas(info: Mapping[str, str]) -> list[str]:
 
 def check_clock(servers: Sequence[Observed]) -> Iterator[CheckResult]:
     """Compare the clocks of the servers with that of this host, and with each other."""
-    for server in servers:
-        if abs(server.offset) > _CLOCK:
-            ahead = "ahead of" if server.offset > 0 else "behind"
+    known = [(server.name, server.offset) for server in servers if server.offset is not None]
+    if not known:
+        yield CheckResult("clock", Severity.NOTE, "this user may not run TIME", _BLIND, _GRANT)
+        return
+    for name, offset in known:
+        if abs(offset) > _CLOCK:
+            ahead = "ahead of" if offset > 0 else "behind"
             yield CheckResult(
                 "clock",
                 Severity.WARNING,
-                f"the server's clock is {duration(abs(server.offset))} {ahead} that of this host",
+                f"the server's clock is {duration(abs(offset))} {ahead} that of this host",
                 "Perdure uses the server's clock only; delays given as a time of this host, logs and traces differ",
                 "synchronise both hosts (chrony or systemd-timesyncd)",
-                where=server.name,
+                where=name,
             )
-    offsets = [server.offset for server in servers]
+    offsets = [offset for _, offset in known]
     if max(offsets) - min(offsets) > _CLOCK:
         yield CheckResult(
             "clock",

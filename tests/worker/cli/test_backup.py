@@ -73,6 +73,21 @@ async def test_a_queue_that_changes_meanwhile_is_noticed(
         assert (live.code, "queues shop changed meanwhile" in live.err) == (0, True)
 
 
+async def test_a_restore_that_fails_says_how_to_go_on(server_program: Path, settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "shop.backup"
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        await producer.enqueue_many("pack", [{"name": str(number) * 5000} for number in range(400)], queue="shop")
+    assert (await run("backup", file)).code == 0
+    server = await asyncio.to_thread(RedisServer(server_program, options=("--maxmemory", "3mb")).start)
+    try:
+        answer = await run("restore", file, "--redis-url", server.url)
+        assert (answer.code, answer.err.count("perdure: the restore has not ended")) == (1, 1)
+        assert "every process refuses the namespace until 'perdure restore' is given again" in answer.err
+        assert "a restore of it is under way" in (await run("backup", file, "--redis-url", server.url, "--force")).err
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
 async def test_the_user_with_all_rights_may_do_it(server_program: Path, tmp_path: Path) -> None:
     server = await asyncio.to_thread(RedisServer(server_program).start)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,27 @@ def test_nothing_is_claimed_of_a_server_that_does_not_report(patient: Patient) -
     assert problems(answer, "note")["replication"] == "the server does not report its replicas"
     assert problems(answer, "note")["memory"] == "the server does not report its memory"
     assert not {"persistence", "replication", "memory", "eviction", "version"} & problems(answer, "ok").keys()
+
+
+def test_a_user_without_any_right(patient: Patient) -> None:
+    for name, rights in (("tiny", ("+ping", "+hello", "+select")), ("nothing", ())):
+        patient.client.execute_command("ACL", "SETUSER", name, "on", ">pw", "~*", *rights)
+        answer = patient.examine(url=f"unix://{name}:pw@{patient.server.socket}")
+        assert (answer.code, "Traceback" in answer.err) == (1, False)
+        assert "rights" in problems(answer)
+        assert problems(answer, "note")["clock"] == "this user may not run TIME"
+
+
+async def test_a_connection_that_is_lost_meanwhile(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost(*_: object, **__: object) -> None:
+        raise redis.exceptions.ConnectionError("the server closed the connection")
+
+    for name in ("observe_all", "check_rights"):
+        with monkeypatch.context() as changed:
+            changed.setattr(f"perdure.worker.doctor.examination.{name}", lost)
+            answer = await asyncio.to_thread(patient.examine)
+        assert (answer.code, list(problems(answer))) == (1, ["server"])
+        assert "the server closed the connection" in problems(answer)["server"]
 
 
 @pytest.mark.parametrize("patient", [("--requirepass", "secret")], indirect=True)
