@@ -12,6 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, use_span
 from perdure import (
     Agent,
@@ -30,7 +31,7 @@ from perdure.worker.integrations.otel import guard
 from pydantic import SecretStr
 
 from tests.support.paths import ROOT
-from tests.support.workers import bounded, running_worker, steal, wait_until, work_off
+from tests.support.workers import bounded, redis_command, running_worker, steal, wait_until, work_off
 
 PACKAGES = ("queues", "deadletter", "worker")
 ONCE = Retry(max_attempts=1)
@@ -460,6 +461,24 @@ def test_a_synchronous_producer_enqueues_within_the_span_of_its_caller(settings:
     with app.sync(), spans.provider.get_tracer("test").start_as_current_span("request"):
         charge.enqueue_sync()
     assert parent_of(spans.one("enqueue charge")) == id_of(spans.one("request"))
+
+
+async def test_a_task_that_is_not_sampled_has_no_headers_and_leaves_nothing(settings: Settings) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    app = App("shop", settings=settings, middleware=[Tracing(provider)])
+
+    @app.task(retry=TWICE)
+    async def charge(ctx: Context) -> dict[str, str]:
+        await ctx.step("pay", lambda: 1)
+        if ctx.attempt == 1:
+            raise ValueError("again")
+        return dict(ctx.headers)
+
+    async with app:
+        handle = await charge.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == {}
+        assert b"s:#trace" not in await redis_command(app, "HKEYS", handle.partition.steps(handle.id))
 
 
 # agents

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -18,7 +18,7 @@ from ..support.connection import connected, where
 from ..support.errors import misuse_of
 from ..support.jobs import TaskFilterOptions
 from ..support.output import Column, Time, note, state_text
-from ..support.runner import LiveListing, Watch
+from ..support.runner import LongListing, Watch
 
 _SEARCH: Final = 60.0
 """Seconds for which a list looks for its first task."""
@@ -37,7 +37,7 @@ async def list_(
         str | None, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
     ] = None,
     watch: Watch = False,
-) -> LiveListing:
+) -> LongListing:
     """List tasks, the newest first.
 
     If there are more, the last line on stderr has the cursor of the next
@@ -46,18 +46,35 @@ async def list_(
     Example: perdure task list --state dead --since 2h --error timeout
     """
     wanted, queue = await chosen.filter(producer), chosen.queue
+    asked = min(limit, _PAGE)
     with misuse_of("--cursor"):
-        page = await _first_page(producer, wanted, queue, limit, cursor, _quiet if watch else note)
-    masked = await mask_defined(producer)
-    unreadable = (f"task {record.id} is left out: {problem}" for record, problem in page.unreadable)
-    missed = "" if page.tasks else f"no matching tasks among the first {page.read:,}; "
-    more = None if page.cursor is None else f"{missed}there may be more tasks: continue with --cursor {page.cursor}"
-    return LiveListing(
-        TASK_COLUMNS,
-        [masked(record) for record in page.tasks],
-        empty=f"no matching tasks {where(producer)}" if more is None else None,
-        notes=[*unreadable, more],
-    )
+        first = await _first_page(producer, wanted, queue, asked, cursor, _quiet if watch else note)
+    masked, notes = await mask_defined(producer), list[str]()
+
+    async def rows() -> AsyncIterator[Record]:
+        """Yield the tasks of the pages, as long as each is full."""
+        page, wish, left = first, asked, limit
+        while True:
+            notes.extend(f"task {record.id} is left out: {problem}" for record, problem in page.unreadable)
+            for record in page.tasks:
+                yield masked(record)
+            left -= len(page.tasks)
+            if page.cursor is None or left == 0 or len(page.tasks) < wish:
+                break
+            wish = min(left, _PAGE)
+            page = await page_tasks(
+                producer.gateway, producer.namespace, wanted, queue=queue, limit=wish, cursor=page.cursor
+            )
+        if page.cursor is not None:
+            missed = "" if first.tasks else f"no matching tasks among the first {first.read:,}; "
+            notes.append(f"{missed}there may be more tasks: continue with --cursor {page.cursor}")
+
+    empty = f"no matching tasks {where(producer)}" if first.cursor is None else None
+    return LongListing(TASK_COLUMNS, rows(), empty=empty, ended=lambda: notes)
+
+
+_PAGE: Final = 1_000
+"""Tasks that are read at once."""
 
 
 def _quiet(text: str) -> None:

@@ -28,10 +28,10 @@ class Guard:
         try:
             return function(*args)
         except Exception as error:  # noqa: BLE001 - a tracer may raise anything
-            self._failed(error)
+            self.failed(error)
             return None
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         """Log that a span could not be made or ended, or count it if a line was logged lately."""
         now = RUNTIME.monotonic()
         if now < self._due:

@@ -31,6 +31,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from ....deadletter.burial import Evidence
+from ....queues.errors import PerdureError
 from ...durable.journal.step_record import TRACE
 from ...durable.run import Run
 from ...durable.steps.current import CURRENT_RUN, StepCall
@@ -83,7 +84,10 @@ class Tracing(Middleware):
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
         """Run the handler within the spans of a new trace."""
         run = ctx._run
-        await run.history.read_unfinished(TRACE)
+        try:
+            await run.history.read_unfinished(TRACE)
+        except PerdureError as unread:  # what the task itself needs of it fails by itself
+            self._guard.failed(unread)
         begun = self._guard.call(self._start_run, run)
         if begun is None:
             return await call_next()
@@ -100,7 +104,8 @@ class Tracing(Middleware):
             return await call_next()
         except BaseException as raised:
             error = raised
-            self._guard.call(_leave, run)
+            if isinstance(raised, Exception) or run.stop_reason is not None:
+                self._guard.call(_leave, run)
             raise
         finally:
             timer.cancel()
@@ -150,8 +155,9 @@ class Tracing(Middleware):
                 names.TASK_NAME: call.task,
             },
         )
-        _W3C.inject(call.headers, set_span_in_context(span))
-        return span
+        if span.is_recording() or get_current_span().get_span_context().is_valid:
+            _W3C.inject(call.headers, set_span_in_context(span))
+        return span if span.is_recording() else None
 
     def _start_run(self, run: Run) -> tuple[RunTrace | None, TraceContext]:
         """Start the spans of a run. Return its trace, None if it is not sampled, and the context of the handler."""
