@@ -83,7 +83,7 @@ def pages(index: str) -> Iterator[IndexedPage]:
     for line in index.splitlines():
         if heading := re.match(r"(##+) (.+)", line):
             sections[len(heading[1]) - 2 :] = [heading[2]]
-        elif entry := re.match(r"- \[(.+?)\]\(([^)#]+\.md)\): (.+)", line):
+        elif (entry := re.match(r"- \[([^\[\]]+)\]\(([^()]+)\): (.+)", line)) and entry[2].endswith(".md"):
             path = _normal(PurePosixPath(FOLDER) / entry[2])
             yield IndexedPage(tuple(sections), entry[1], path, entry[3])
 
@@ -119,7 +119,15 @@ def anchor(heading: str) -> str:
 
 def without_comments(text: str) -> str:
     """Return Markdown without its HTML comments, which have tests of the page."""
-    return re.sub(r"^<!--.*?-->\n+", "", text, flags=re.DOTALL | re.MULTILINE)
+    kept: list[str] = []
+    in_comment = after_comment = False
+    for line in text.splitlines(keepends=True):
+        in_comment |= line.startswith("<!--")
+        if not in_comment and not (after_comment and line == "\n"):
+            kept.append(line)
+        after_comment = in_comment or (after_comment and line == "\n")
+        in_comment &= "-->" not in line
+    return "".join(kept)
 
 
 _COLUMNS: Final[Sequence[Column[IndexedPage]]] = (
@@ -200,14 +208,15 @@ def _readable(file: Path) -> str:
         is_dead = found["path"] is not None and not (file.parent / found["path"]).exists()
         return str(found["text"]) if is_dead else found[0]
 
-    return _CODE_OR_LINK.sub(shown, without_comments(file.read_text("utf-8"))).rstrip("\n")
+    text = without_comments(file.read_text("utf-8")).rstrip("\n")
+    parts = re.split(r"^(?=```)", text, flags=re.MULTILINE)  # text, code, the end of code with more text, code, ...
+    return "".join(part if number % 2 else _CODE_OR_LINK.sub(shown, part) for number, part in enumerate(parts))
 
 
 _CODE_OR_LINK: Final = re.compile(
-    r"^```.*?^```$|`[^`\n]*`|!?\[(?P<text>[^\[\]]*)\]\((?![a-z]+:|#)(?P<path>[^()\s#]+)(?:#[^()\s]*)?\)",
-    re.DOTALL | re.MULTILINE,
+    r"```|`[^`]{1,200}`|!?\[(?P<text>[^\[\]]{1,200})\]\((?![a-z]{1,9}:|#)(?P<path>[^()\s#]{1,200})(?:#[^()\s]{1,200})?\)"
 )
-"""Code, which is left alone, or a link or an image of a file: its text and its path."""
+"""Code in a sentence, which is left alone, or a link or an image of a file: its text and its path."""
 
 
 def _list(listed: list[IndexedPage]) -> Listing:
