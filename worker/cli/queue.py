@@ -30,7 +30,7 @@ from ...queues.wording import counted, duration
 from . import queue_pause
 from .lazy import load
 from .support.connection import connected, known_partitions, where
-from .support.errors import Failed, Misuse
+from .support.errors import Failed, Misuse, cause_of
 from .support.jobs import JobOptions, TaskFilterOptions, cancel_many, preview_tasks
 from .support.options import Assured, TaskNameOption, Until, Where, read_queue
 from .support.output import Column, StderrText, Styled, Time, note, print_text, table
@@ -167,7 +167,9 @@ async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[
         try:
             server, _ = serve(port, host, queue_registry(producer.namespace.name, read))
         except (OSError, OverflowError) as error:
-            raise Failed(f"could not listen on {host}, port {port}: {error}; choose another --port") from error
+            raise Failed(
+                f"could not listen on {host}, port {port}: {cause_of(error)}; choose another --port"
+            ) from error
         print_text(f"http://{_in_url(host)}:{server.server_port}/metrics")
         try:
             await anext(stops)

@@ -285,7 +285,10 @@ def test_a_port_in_use_is_reported_in_one_line(folder: Path) -> None:
         for processes in ((), ("--processes", "1")):
             answer = process("worker", "run", "tasks:app", "--health-port", str(port), *processes)
             assert answer.code == 1
-            assert f"--health-port: could not listen on 127.0.0.1:{port}" in answer.err
+            assert answer.err.endswith(
+                f"--health-port: could not listen on 127.0.0.1:{port}: Address already in use; choose another port (0: "
+                "any free one) or another --health-host\n"
+            )
             assert "Traceback" not in answer.err
     answer = process("worker", "run", "tasks:app", "--health-host", "0.0.0.0")
     assert (answer.code, "needs --health-port" in answer.err) == (2, True)

@@ -11,6 +11,8 @@ An error that Perdure does not raise on purpose is a bug and keeps its traceback
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -91,6 +93,13 @@ def explanation(raised: Exception) -> ExpectedError | None:
         return None
     remedies = [remedy for kind, mark, remedy in _REMEDIES if isinstance(error, kind) and mark in str(error)]
     return ExpectedError("; ".join([str(error).rstrip("."), *remedies]), 2 if isinstance(error, _MISUSES) else 1)
+
+
+def cause_of(error: Exception) -> str:
+    """Return the text of an error of the system, without its number and the address, which the command names."""
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+        return os.strerror(error.errno)
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _unwrap(error: Exception) -> Exception:

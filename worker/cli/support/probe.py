@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ....queues.errors import ConfigurationError
 from ...log import logger
-from .errors import Failed, Misuse
+from .errors import Failed, Misuse, cause_of
 
 if TYPE_CHECKING:
     from ...runtime.health.probe_server import HealthSource, ProbePage
@@ -50,8 +49,8 @@ class ProbeOptions:
             probes = ProbeServer(report, host, self.port, _page(measure) if self.metrics else _missing)
         except (OSError, UnicodeError) as error:
             raise Failed(
-                f"--health-port: could not listen on {host}:{self.port}: {_cause(error)}; choose another port (0: any "
-                "free one) or another --health-host"
+                f"--health-port: could not listen on {host}:{self.port}: {cause_of(error)}; choose another port "
+                "(0: any free one) or another --health-host"
             ) from error
         with probes:
             logger.info("serving health at {0}/livez and {0}/readyz, and metrics at {0}/metrics", probes.address)
@@ -68,9 +67,3 @@ def _page(measure: Callable[[], Measurements]) -> Callable[[], ProbePage]:
 
 def _missing() -> ProbePage:
     raise ConfigurationError("metrics need the package prometheus-client: pip install 'perdure[metrics]'")
-
-
-def _cause(error: Exception) -> str:
-    """Return the system's text for an error, without its number and the address."""
-    number = error.errno if isinstance(error, OSError) else None
-    return str(error) if number is None or number < 0 else os.strerror(number)  # below 0: of a name

@@ -76,7 +76,7 @@ class _TaskCounts:
         self.crashes = 0
         self.step_retries = 0
         self.clock: float | None = None
-        """Lead of the clock of Redis over the monotonic one in seconds, as it is known until `clock_until`."""
+        """Seconds by which the clock of Redis is ahead of the monotonic one; asked for again at `clock_until`."""
         self.clock_until = 0.0
 
     def copied(self, queue: str, task: str) -> Iterator[tuple[Key, list[float]]]:
