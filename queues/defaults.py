@@ -85,7 +85,10 @@ class ConnectionSettings(BaseModel):
     def _read_duration(cls, value: object, info: ValidationInfo) -> object:
         """Read a timedelta, and the form of the environment: 90, 15m, 2h. All settings that are floats are times."""
         if isinstance(value, str) and cls.model_fields[str(info.field_name)].annotation is float:
-            return parse_duration(value)
+            try:
+                return parse_duration(value)
+            except ValueError:
+                raise ValueError("must be a number of seconds, or a duration such as 90s, 15m, 1h30m or 7d") from None
         return to_seconds(value) if isinstance(value, timedelta) else value
 
     @field_validator("namespace")

@@ -21,21 +21,26 @@ _LEAST: Final = 0.001
 """Seconds until a datetime that has passed: it stays a wait, and ends at once."""
 
 
-_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d|)", re.ASCII)
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_NUMBER: Final = r"(?:\d+(?:\.\d*)?|\.\d+)"
+_PART: Final = re.compile(rf"({_NUMBER})\s*(ms|min|s|m|h|d|w)\s*", re.ASCII)
+_DURATION: Final = re.compile(rf"{_NUMBER}|(?:{_NUMBER}\s*(?:ms|min|s|m|h|d|w)\s*)+", re.ASCII)
 
 
 def parse_duration(text: str | float, *, positive: bool = False) -> float:
-    """Return the seconds of 90, 90s, 15m, 30min, 2h or 7d. Raises `ValueError`. positive: refuse 0."""
-    found = _DURATION.fullmatch(str(text).strip())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
+    """Return the seconds of 90, 90s, 15m, 30min, 1h30m, 7d or 2w. Raises `ValueError`. positive: refuse 0."""
+    given = str(text).strip()
+    seconds = math.nan
+    if _DURATION.fullmatch(given):
+        parts = _PART.findall(given)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(given)
     if not seconds < math.inf or (positive and not seconds):
         range_text = "greater than 0" if positive else "0 or more"
-        raise ValueError(f"must be a number of seconds, {range_text}; got {text!r}; with a unit: 90s, 15m, 2h, 7d")
+        raise ValueError(f"must be a number of seconds, {range_text}; got {text!r}; with a unit: 90s, 15m, 1h30m, 7d")
     return seconds
 
 
-_SUCH_AS: Final = "such as 90s, 15m, 2h or 7d"
+_SUCH_AS: Final = "such as 90s, 15m, 1h30m or 7d"
 
 
 @dataclass(frozen=True, slots=True)

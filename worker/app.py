@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -693,17 +694,22 @@ def _check_modules(app: str, include: object) -> tuple[str, ...]:
     for module in modules:
         if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
             raise ConfigurationError(
-                f"include of app {app!r} must name modules in full, such as 'shop.orders', got {module!r}"
+                f"include of app {app!r} must be the full names of modules, such as 'shop.orders', got {module!r}"
             )
     return modules
 
 
 def _import_problem(module: str, error: BaseException) -> str:
     """Return why the import of a module failed, as one line."""
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{module}.".startswith(f"{missing}."):
+        package, _, name = missing.rpartition(".")
+        if package in sys.modules:
+            where = ", ".join(getattr(sys.modules[package], "__path__", ("no package",)))
+            return f"{package!r} ({where}) has no module {name!r}; correct the name in include, or remove it"
         return (
-            f"no module {error.name!r} is on the import path; install it, or start in the folder that contains it, "
-            f"with an APP such as {module.partition('.')[0]}.app:app"
+            f"no module {missing!r} is on the import path; install it, or start in the folder that contains it, and "
+            "name the app by its module, such as shop.app:app in place of shop/app.py:app"
         )
     text = error_text(error).partition("\n")[0]
     return text if isinstance(error, PerdureError) else f"{type(error).__name__}: {text}"

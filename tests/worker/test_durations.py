@@ -124,7 +124,9 @@ def test_settings_of_the_environment_have_the_form_of_options(monkeypatch: pytes
     settings = load_settings()
     assert (settings.lease, settings.result_ttl, settings.restart_delays) == (120.0, 604_800.0, (5.0, 30.0, 120.0))
     monkeypatch.setenv("PERDURE_LEASE", "soon")
-    with pytest.raises(ConfigurationError, match=r"PERDURE_LEASE: must be a number of seconds, .* 90s, 15m, 2h, 7d"):
+    with pytest.raises(
+        ConfigurationError, match=r"PERDURE_LEASE: must be a number of seconds, or a duration such as 90s, 15m, "
+    ):
         load_settings()
 
 

@@ -164,7 +164,24 @@ def test_an_included_module_that_fails_is_named_with_its_line() -> None:
 
 def test_a_missing_included_module_is_named_with_the_remedy() -> None:
     write_package(mail="")
-    assert "'pack.orders', which it includes: no module 'pack.orders' is on the import path" in refusal("pack.app:app")
+    said = f"'pack.orders', which it includes: 'pack' ({Path.cwd()}/pack) has no module 'orders'; correct the name"
+    assert said in refusal("pack.app:app")
+    write("lone.py", "from perdure import App\napp = App('lone', include=['nowhere.mail'])\n")
+    assert "no module 'nowhere' is on the import path; install it, or start in" in refusal("lone:app")
+
+
+def test_a_circular_import_is_refused_with_the_remedy() -> None:
+    write("pack/__init__.py", "")
+    write("pack/app.py", "import pack.mail\n" + APP)
+    write("pack/mail.py", TASK.format("send"))
+    assert refusal("pack.app:app").endswith("in that of the app: name them, App(..., include=[...])")
+
+
+def test_an_error_of_perdure_in_a_module_is_its_sentence() -> None:
+    write("jobs.py", "from perdure import App\napp = App('shop', include='pack.mail')\n")
+    assert refusal("jobs:app").startswith(
+        "could not import jobs: include of app 'shop' must be a list of names of modules"
+    )
 
 
 def test_a_module_that_an_included_one_lacks_is_not_taken_for_it() -> None:

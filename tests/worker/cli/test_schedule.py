@@ -125,7 +125,7 @@ async def test_workers_fire_what_an_operator_adds_while_they_run(shop: App) -> N
     [
         (("add", "x", "report", "--cron", "0 0 31 2 *", "--args", '{"days":1}'), 2, "which never does"),
         (("add", "x", "report", "--cron", "0 2 * * *", "--tz", "Mars", "--args", '{"days":1}'), 2, "tz must be"),
-        (("add", "x", "report", "--every", "1500ms", "--args", '{"days":1}'), 2, "must be a number of seconds"),
+        (("add", "x", "report", "--every", "1500us", "--args", '{"days":1}'), 2, "must be a number of seconds"),
         (("add", "x", "report", "--every", "60", "--args", '{"days":"many"}'), 2, "days"),
         (("add", "x", "report", "--every", "60", "--args", "[1]"), 2, "must be a JSON object"),
         (("add", "x", "repotr", "--every", "60"), 2, "did you mean 'report'?"),

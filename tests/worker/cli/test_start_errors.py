@@ -49,7 +49,7 @@ def test_a_right_that_an_acl_lacks(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("LEASE", "soon", "PERDURE_LEASE: must be a number of seconds, 0 or more; got 'soon'; with a unit"),
+        ("LEASE", "soon", "PERDURE_LEASE: must be a number of seconds, or a duration such as 90s"),
         ("ENCRYPTION_KEYS", "zz", "PERDURE_ENCRYPTION_KEYS: key 1 must be 32 bytes in base64; generate one"),
         ("ENCRYPTION_KEY_FILE", "/nowhere", "could not read key file /nowhere: No such file or directory"),
         ("ENCRYPTION_REQUIRED", "1", "encryption is required and there is no key: set PERDURE_ENCRYPTION_KEYS"),

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from ....queues.errors import ConfigurationError
+from ....queues.errors import ConfigurationError, PerdureError
 from ...app import App
 from .errors import Misuse
 
@@ -76,8 +76,14 @@ def _module_name(stem: str) -> str:
 
 
 def _broken(target: str, error: BaseException) -> Misuse:
+    if isinstance(error, PerdureError):
+        return Misuse(f"could not import {target}: {error}{_location(error)}")
     last = traceback.format_exception_only(error)[-1].strip()
-    return Misuse(f"could not import {target}: {last}{_location(error)}")
+    circular = isinstance(error, ImportError) and "partially initialized module" in str(error)
+    remedy = (
+        "; do not import modules of tasks in that of the app: name them, App(..., include=[...])" if circular else ""
+    )
+    return Misuse(f"could not import {target}: {last}{_location(error)}{remedy}")
 
 
 def _location(error: BaseException) -> str:
