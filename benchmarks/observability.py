@@ -10,7 +10,6 @@ each kind has its turn in each round.
 from __future__ import annotations
 
 import gc
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -130,14 +129,12 @@ def main(
 
 
 def _show(what: str, found: dict[Kind, list[Cost]]) -> None:
-    """Print medians, and ratios of the rounds to those without anything."""
+    """Print the least of the rounds, which other load of the machine disturbs least, and its ratio to nothing."""
     print(f"\n{what}, with {'':<26} CPU     ratio   rate")
-    without = found[KINDS[0]]
+    plain = min(cost.cpu for cost in found[KINDS[0]])
     for kind, measured in found.items():
-        cpu = statistics.median(cost.cpu for cost in measured)
-        ratio = statistics.median(cost.cpu / plain.cpu for cost, plain in zip(measured, without, strict=True))
-        rate = statistics.median(cost.rate for cost in measured)
-        print(f"  {kind.text:<36} {cpu:6.1f} us  {ratio:5.2f}  {rate:8,.0f}/s")
+        cpu, rate = min(cost.cpu for cost in measured), max(cost.rate for cost in measured)
+        print(f"  {kind.text:<36} {cpu:6.1f} us  {cpu / plain:5.2f}  {rate:8,.0f}/s")
 
 
 if __name__ == "__main__":

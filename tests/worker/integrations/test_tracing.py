@@ -420,7 +420,21 @@ async def test_a_context_that_the_caller_sets_is_kept(settings: Settings, spans:
 
 
 @pytest.mark.parametrize("given", ["", "nonsense", "00-0-0-00", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-async def test_a_context_that_cannot_be_read_is_no_link(settings: Settings, spans: Spans, given: str) -> None:
+async def test_a_context_that_cannot_be_read_is_replaced(settings: Settings, spans: Spans, given: str) -> None:
+    app = make_app(settings, spans)
+
+    @app.task
+    async def charge(ctx: Context) -> list[str]:
+        return sorted(ctx.headers)
+
+    async with app:
+        handle = await charge.options(headers={"traceparent": given, "tracestate": "a=1"}).enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == ["traceparent"]
+    assert links_of(spans.one("run charge")) == {"enqueue": id_of(spans.one("enqueue charge"))}
+
+
+async def test_a_context_of_another_producer_that_cannot_be_read_is_no_link(settings: Settings, spans: Spans) -> None:
     app = make_app(settings, spans)
 
     @app.task
@@ -428,7 +442,7 @@ async def test_a_context_that_cannot_be_read_is_no_link(settings: Settings, span
         pass
 
     async with app:
-        handle = await charge.options(headers={"traceparent": given}).enqueue()
+        handle = await app.producer.enqueue("charge", {}, queue="shop", headers={"traceparent": "00-zz-1-01"})
         await work_off(app)
         await bounded(handle.result())
     assert links_of(spans.one("run charge")) == {}

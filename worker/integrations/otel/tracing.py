@@ -48,7 +48,8 @@ _SOON: Final = 1.0
 """Seconds after which a run that has recorded nothing leaves its context."""
 
 _PARENT: Final = "traceparent"
-_HEADERS: Final = (_PARENT, "tracestate")
+_STATE: Final = "tracestate"
+_HEADERS: Final = (_PARENT, _STATE)
 
 _W3C: Final = TraceContextTextMapPropagator()
 
@@ -139,11 +140,13 @@ class Tracing(Middleware):
     def _start_enqueueing(self, call: EnqueueCall) -> Span | None:
         """Start the span of an enqueueing, and put its context into the headers; None if the caller has set one.
 
-        A child has the headers of its parent, which are replaced.
+        A child has the headers of its parent, which are replaced, and so is a context that is not valid.
         """
-        run, given = CURRENT_RUN.get(), call.headers.get(_PARENT)
-        if given is not None and (run is None or given != run.envelope.headers.get(_PARENT)):
-            return None
+        if (given := call.headers.get(_PARENT)) is not None:
+            run = CURRENT_RUN.get()
+            inherited = run is not None and given == run.envelope.headers.get(_PARENT)
+            if not inherited and _link(call.headers, names.ENQUEUE):
+                return None
         span = self._tracer.start_span(
             f"{names.ENQUEUE} {call.task}",
             kind=SpanKind.PRODUCER,
@@ -156,6 +159,7 @@ class Tracing(Middleware):
             },
         )
         if span.is_recording() or get_current_span().get_span_context().is_valid:
+            call.headers.pop(_STATE, None)  # of the context that is replaced
             _W3C.inject(call.headers, set_span_in_context(span))
         return span if span.is_recording() else None
 
