@@ -9,14 +9,18 @@ stores each format that it has reached.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from .errors import Refused
-from .keys import KEY_FORMAT, Namespace
+from .junk import split
+from .keys import KEY_FORMAT, Namespace, Partition, is_name
 from .partitions.resharding import MIGRATION, RESTORE, read_schema
+from .partitions.route import Route, UnreadableRoute
 from .presence import present_workers
 from .transport.gateway import Gateway
+from .transport.scripts import pairs
 from .wording import listed
 
 Convert: TypeAlias = Callable[[Gateway, Namespace], AsyncIterator[int]]
@@ -85,7 +89,7 @@ async def migrate(
     stored = await read_schema(gateway, namespace)
     if not needed:
         if stored.change == MIGRATION and stored.format is not None:  # killed just before its end
-            await end_change(gateway, namespace, stored.format)
+            await end_change(gateway, namespace, stored.format, await known_partitions(gateway, namespace))
         return
     live = sorted(await present_workers(gateway, namespace))
     if live:
@@ -93,19 +97,55 @@ async def migrate(
             f"could not migrate namespace {namespace.name!r}: {len(live)} workers run ({listed(live, 3)}); stop all "
             "workers and producers first"
         )
-    await begin_change(gateway, namespace, MIGRATION)
+    await begin_change(gateway, namespace, MIGRATION, await known_partitions(gateway, namespace))
     for migration in needed:
         async for count in migration.convert(gateway, namespace):
             yield migration, count
         await gateway.command("HSET", namespace.deployment, "format", migration.source + 1)
-    await end_change(gateway, namespace, target)
+    await end_change(gateway, namespace, target, await known_partitions(gateway, namespace))
 
 
-async def begin_change(gateway: Gateway, namespace: Namespace, change: str) -> None:
-    """Let every process that looks at the namespace refuse it."""
+_CHANGED: Final = b"~change"
+"""Route in the mark of a partition that is closed for the time of a change."""
+
+
+async def begin_change(gateway: Gateway, namespace: Namespace, change: str, partitions: Sequence[Partition]) -> None:
+    """Let every process refuse the namespace, and close partitions to producers that are connected already.
+
+    A producer whose partition is closed looks at the namespace again. Idempotent.
+    """
     await gateway.command("HSET", namespace.deployment, "change", change)
+    for partition in partitions:
+        await gateway.command("HSETNX", partition.closed, "route", _CHANGED)
 
 
-async def end_change(gateway: Gateway, namespace: Namespace, number: int) -> None:
-    """Store the format after a change, and let processes use the namespace again."""
-    await gateway.pipeline([("HSET", namespace.deployment, "format", number), ("HDEL", namespace.deployment, "change")])
+async def end_change(gateway: Gateway, namespace: Namespace, number: int, partitions: Sequence[Partition]) -> None:
+    """Store the format after a change, and let processes use the namespace and its partitions again."""
+    await gateway.command("HSET", namespace.deployment, "format", number)
+    await cancel_change(gateway, namespace, partitions)
+
+
+async def cancel_change(gateway: Gateway, namespace: Namespace, partitions: Sequence[Partition]) -> None:
+    """Let processes use the namespace and its partitions again, since nothing was changed."""
+    for partition in partitions:
+        if await is_closed_for_change(gateway, partition):
+            await gateway.command("DEL", partition.closed)
+    await gateway.command("HDEL", namespace.deployment, "change")
+
+
+async def is_closed_for_change(gateway: Gateway, partition: Partition) -> bool:
+    """Whether a partition is closed only for the time of a change."""
+    return bool(await gateway.command("HGET", partition.closed, "route") == _CHANGED)
+
+
+async def known_partitions(gateway: Gateway, namespace: Namespace) -> list[Partition]:
+    """Return the partitions of the stored routes, also of a namespace that this process may not use yet."""
+    stored = pairs(await gateway.command("HGETALL", namespace.queues))
+    names = split(stored, is_name).good
+    return [namespace.partition(name, index) for name in names for index in _indexes(stored[name.encode()])]
+
+
+def _indexes(route: bytes) -> Sequence[int]:
+    with suppress(UnreadableRoute):
+        return list(Route.decode(route).indexes)
+    return ()

@@ -349,8 +349,9 @@ async def next_route(gateway: Gateway, namespace: Namespace, partition: Partitio
     """Return the route that follows a closed partition.
 
     If another program wrote the mark, the partition is open again, and the route is the known one. Raises `Refused` if
-    no route follows.
+    no route follows, or the namespace is being changed, during which all partitions are closed.
     """
+    (await read_schema(gateway, namespace)).check(namespace)
     try:
         mark = await gateway.command("HGET", partition.closed, "route")
     except WrongType:

@@ -152,10 +152,13 @@ class PartitionRouter:
     async def on_closed(self, partitions: Sequence[Partition]) -> None:
         """Mark partitions as closed, and read the next route."""
         for partition in partitions:
+            if partition.index not in self._route.last.indexes:
+                self._closed.add(partition.index)
+                continue
+            route = await next_route(self._gateway, self._namespace, partition, self._whole)  # may be refused
             self._closed.add(partition.index)
-            if partition.index in self._route.last.indexes:
-                self._set_route(await next_route(self._gateway, self._namespace, partition, self._whole))
-                self._loaded = RUNTIME.monotonic()
+            self._set_route(route)
+            self._loaded = RUNTIME.monotonic()
 
     def reopen(self, partitions: Sequence[Partition]) -> None:
         """Let partitions take tasks again: the server has lost that they were closed, and perhaps the route as well."""

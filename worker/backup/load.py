@@ -7,21 +7,19 @@ put there, as workers do once a minute.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ...queues.delivery.lost_tasks import put_back_lost
-from ...queues.junk import split
 from ...queues.keys import DATA_FORMAT, KEY_FORMAT, Namespace, Partition, is_name
-from ...queues.migrations import begin_change, end_change
-from ...queues.partitions.resharding import RESTORE, read_schema
-from ...queues.partitions.route import Route, UnreadableRoute
+from ...queues.migrations import begin_change, cancel_change, end_change, known_partitions
+from ...queues.partitions.resharding import RESTORE, read_schema, sync_route
 from ...queues.presence import present_workers
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.pipelining import Command
-from ...queues.transport.scripts import milliseconds, pairs
+from ...queues.transport.scripts import milliseconds
 from ...queues.wording import listed
 from .backup_file import BackupError, check_file, read_lines, to_bytes
 from .dump import scan
@@ -70,18 +68,32 @@ async def _has_data(gateway: Gateway, namespace: Namespace) -> bool:
     return False
 
 
-async def restore(gateway: Gateway, namespace: Namespace, path: Path, header: Mapping[str, Any]) -> AsyncGenerator[int]:
+async def restore(
+    gateway: Gateway, namespace: Namespace, path: Path, header: Mapping[str, Any], *, replace: bool = False
+) -> AsyncGenerator[int]:
     """Delete what the namespace has, restore the file, and yield how many keys so far.
 
     Args:
         header: What `check_restore` has returned.
+        replace: Whether tasks that came in meanwhile may be deleted.
 
     Raises:
-        BackupError: The file changes meanwhile.
+        BackupError: The file changes meanwhile; a producer that was connected has stored tasks.
     """
-    await begin_change(gateway, namespace, RESTORE)
+    wanted = {namespace.partition(queue, index) for queue, index in header.get("partitions", ())}
+    closed = {*wanted, *await known_partitions(gateway, namespace), *await _partitions_with_keys(gateway, namespace)}
+    again = (await read_schema(gateway, namespace)).change == RESTORE
+    await begin_change(gateway, namespace, RESTORE, list(closed))
+    if not replace:  # what came between the check and now, or after an interruption into queues of no backup
+        try:
+            await _refuse_to_delete(gateway, closed - wanted if again else closed)
+        except BackupError:
+            if not again:
+                await cancel_change(gateway, namespace, list(closed))
+            raise
+    marks = {partition.closed for partition in closed}
     async for keys in scan(gateway, namespace):
-        doomed = [key for key in keys if key != namespace.deployment]
+        doomed = [key for key in keys if key != namespace.deployment and key not in marks]
         for start in range(0, len(doomed), _PAGE):
             await gateway.pipeline([("DEL", key) for key in doomed[start : start + _PAGE]])
     now = milliseconds(await gateway.command("TIME", node_of=namespace.queues))
@@ -91,24 +103,57 @@ async def restore(gateway: Gateway, namespace: Namespace, path: Path, header: Ma
             await loader.add(line)
             yield loader.keys
     await loader.flush()
-    for partition in await _partitions(gateway, namespace):
+    restored = await known_partitions(gateway, namespace)
+    for partition in restored:
         await put_back_lost(gateway, partition, 0.0)
     if identity := header.get("deployment"):  # artifacts are stored under it
         await gateway.command("HSET", namespace.deployment, "id", identity)
-    await end_change(gateway, namespace, int(header["format"]))
+    late = await _partitions_with_keys(gateway, namespace) - {*restored}
+    await end_change(gateway, namespace, int(header["format"]), [*closed, *restored])
+    await _register(gateway, namespace, [partition for partition in late if await _tasks_in(gateway, partition)])
 
 
-async def _partitions(gateway: Gateway, namespace: Namespace) -> list[Partition]:
-    """Return the partitions of the restored routes; other processes may not read these yet."""
-    stored = pairs(await gateway.command("HGETALL", namespace.queues))
-    names = split(stored, is_name).good
-    return [namespace.partition(name, index) for name in names for index in _indexes(stored[name.encode()])]
+async def _partitions_with_keys(gateway: Gateway, namespace: Namespace) -> set[Partition]:
+    """Return the partitions of queues that have keys, whether a route names them or not."""
+    found = set()
+    async for keys in scan(gateway, namespace):
+        for key in keys:
+            parts = key[1:].partition("}:")[0].split(":")
+            if len(parts) == 3 and is_name(parts[1]) and parts[2].isdigit():
+                found.add(namespace.partition(parts[1], int(parts[2])))
+    return found
 
 
-def _indexes(route: bytes) -> Sequence[int]:
-    with suppress(UnreadableRoute):
-        return list(Route.decode(route).indexes)
-    return ()
+async def _tasks_in(gateway: Gateway, partition: Partition) -> int:
+    return int(await gateway.command("ZCARD", partition.timeline))
+
+
+async def _refuse_to_delete(gateway: Gateway, partitions: set[Partition]) -> None:
+    """Raise `BackupError` if partitions have tasks, which a producer that was connected has stored."""
+    counts: Counter[str] = Counter()
+    for partition in partitions:
+        counts[partition.queue] += await _tasks_in(gateway, partition)
+    shown = [f"{count} in queue {queue!r}" for queue, count in sorted(counts.items()) if count]
+    if shown:
+        raise BackupError(
+            f"tasks came in from producers that were connected ({', '.join(shown)}): stop these producers; then "
+            "'perdure restore FILE --replace' deletes the tasks and restores"
+        )
+
+
+async def _register(gateway: Gateway, namespace: Namespace, partitions: Sequence[Partition]) -> None:
+    """Register the queues of tasks that came in during the restore, and raise `BackupError` that names them."""
+    counts: Counter[str] = Counter()
+    for partition in partitions:
+        counts[partition.queue] += await _tasks_in(gateway, partition)
+    for queue in counts:
+        await sync_route(gateway, namespace, queue)
+    if counts:
+        shown = ", ".join(f"{count} in queue {queue!r}" for queue, count in sorted(counts.items()))
+        raise BackupError(
+            f"the backup is restored, but producers that were connected have stored tasks meanwhile ({shown}): the "
+            "queues are registered now, and the tasks run when a worker serves them; stop producers before a restore"
+        )
 
 
 class _Loader:

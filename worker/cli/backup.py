@@ -78,9 +78,10 @@ async def restore(
 ) -> Output:
     """Write a backup into a namespace without data.
 
-    The file is checked first. Until the end, every process refuses the
-    namespace; a restore that was interrupted is given again. Times are those
-    of the backup: what has expired since is left out, and what became due
+    Stop workers and producers first. The file is checked first. Until the
+    end, every process refuses the namespace, also producers that are
+    connected, for the queues that are known here; a restore that was
+    interrupted is given again. Times are those of the backup: what has expired since is left out, and what became due
     runs at once.
 
     Example: perdure restore shop.backup
@@ -92,7 +93,7 @@ async def restore(
             raise Failed("nothing was restored")
         with Bar("restore", header["keys"], rest=_REFUSED.format("perdure restore")) as bar:
             try:
-                async for keys in restore_namespace(gateway, namespace, file, header):
+                async for keys in restore_namespace(gateway, namespace, file, header, replace=replace):
                     bar.advance(keys - bar.done)
             except PerdureError as error:
                 raise Failed(

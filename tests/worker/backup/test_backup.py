@@ -30,7 +30,7 @@ async def save(gateway: Gateway, namespace: Namespace, path: Path, *, live: bool
 
 async def load(gateway: Gateway, namespace: Namespace, path: Path, *, replace: bool = False) -> None:
     header = await check_restore(gateway, namespace, path, replace=replace)
-    async for _ in restore(gateway, namespace, path, header):
+    async for _ in restore(gateway, namespace, path, header, replace=replace):
         pass
 
 
@@ -150,6 +150,63 @@ async def test_an_interrupted_restore_is_refused_by_all_and_given_again(
     await load(gateway, filled, path)  # the namespace has data, of the restore
     async with Producer(namespace=filled.name, gateway=gateway) as later:
         await later.enqueue("pack", queue="shop")
+
+
+async def test_a_producer_that_is_connected_is_refused_and_no_task_of_it_is_lost(
+    gateway: Gateway, filled: Namespace, producer: Producer, tmp_path: Path
+) -> None:
+    path = tmp_path / "shop.backup"
+    await save(gateway, filled, path)
+    other = await producer.enqueue("pack", queue="other")  # after the backup, by a client that stays open
+    header = await check_restore(gateway, filled, path, replace=True)
+    async with aclosing(restore(gateway, filled, path, header, replace=True)) as steps:
+        async for keys in steps:
+            if keys > 5:
+                break
+    for queue in ("shop", "other"):
+        with pytest.raises(Refused, match="a restore of it is under way"):
+            await producer.enqueue("pack", queue=queue)
+    assert not await gateway.command("EXISTS", filled.partition("other").record(other.id))
+    # a queue that neither the backup nor the namespace knew
+    late = filled.partition("late")
+    await gateway.command("ZADD", late.timeline, 1, "x")
+    await gateway.command("PEXPIRE", late.timeline, 600_000)
+    with pytest.raises(BackupError, match=r"tasks came in .* \(1 in queue 'late'\): stop these producers"):
+        await load(gateway, filled, path)
+    assert await gateway.command("EXISTS", late.timeline)
+    await load(gateway, filled, path, replace=True)
+    for queue in ("shop", "other"):
+        await producer.enqueue("pack", queue=queue)
+
+
+async def test_a_task_that_comes_in_before_the_first_deletion_is_kept(
+    gateway: Gateway, filled: Namespace, producer: Producer, tmp_path: Path
+) -> None:
+    path = tmp_path / "shop.backup"
+    await save(gateway, filled, path)
+    await empty(gateway, filled)
+    header = await check_restore(gateway, filled, path)
+    handle = await producer.enqueue("pack", queue="shop")
+    with pytest.raises(BackupError, match=r"\(1 in queue 'shop'\): stop these producers"):
+        async for _ in restore(gateway, filled, path, header):
+            pass
+    assert await gateway.command("EXISTS", filled.partition("shop").record(handle.id))
+    await producer.enqueue("pack", queue="shop")  # nothing was changed, so the namespace is in use again
+
+
+async def test_tasks_that_come_in_during_a_restore_are_named_and_their_queue_is_registered(
+    gateway: Gateway, filled: Namespace, tmp_path: Path
+) -> None:
+    path, late = tmp_path / "shop.backup", filled.partition("late")
+    await save(gateway, filled, path)
+    await empty(gateway, filled)
+    header = await check_restore(gateway, filled, path)
+    with pytest.raises(BackupError, match=r"is restored, but producers .* \(1 in queue 'late'\)"):
+        async for keys in restore(gateway, filled, path, header):
+            if keys == 1:
+                await gateway.command("ZADD", late.timeline, 1, "x")
+                await gateway.command("PEXPIRE", late.timeline, 600_000)
+    assert await gateway.command("HGET", filled.queues, "late") == b"1"
 
 
 async def test_a_namespace_with_data_is_replaced_only_if_that_is_wanted(
