@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ...queues.errors import Refused
 from ...queues.inspection.views import queue_partitions
 from ...queues.junk import split
-from ...queues.keys import DATA_FORMAT, Namespace, Partition
+from ...queues.keys import DATA_FORMAT, Namespace, Partition, is_name
 from ...queues.partitions.resharding import read_schema
 from ...queues.presence import present_workers
 from ...queues.transport.clients import translated
@@ -117,6 +117,18 @@ async def scan(gateway: Gateway, namespace: Namespace) -> AsyncIterator[list[str
             yield split(keys).good  # a key that is no text is of another program
             if cursor == b"0":
                 break
+
+
+async def partitions_with_keys(gateway: Gateway, namespace: Namespace, kind: str = "") -> set[Partition]:
+    """Return the partitions of queues that have keys, or a key of one kind, whether a route names them or not."""
+    found = set()
+    async for keys in scan(gateway, namespace):
+        for key in keys:
+            tag, _, name = key[1:].partition("}:")
+            parts = tag.split(":")
+            if len(parts) == 3 and is_name(parts[1]) and parts[2].isdigit() and kind in ("", name):
+                found.add(namespace.partition(parts[1], int(parts[2])))
+    return found
 
 
 _LEFT_OUT: Final = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...queues.delivery.lost_tasks import put_back_lost
-from ...queues.keys import DATA_FORMAT, KEY_FORMAT, Namespace, Partition, is_name
+from ...queues.keys import DATA_FORMAT, KEY_FORMAT, Namespace, Partition
 from ...queues.migrations import begin_change, cancel_change, end_change, known_partitions
 from ...queues.partitions.resharding import RESTORE, read_schema, sync_route
 from ...queues.presence import present_workers
@@ -22,7 +22,7 @@ from ...queues.transport.pipelining import Command
 from ...queues.transport.scripts import milliseconds
 from ...queues.wording import listed
 from .backup_file import BackupError, check_file, read_lines, to_bytes
-from .dump import scan
+from .dump import partitions_with_keys, scan
 
 _BATCH_BYTES: Final = 1 << 20
 _BATCH: Final = 500
@@ -81,7 +81,7 @@ async def restore(
         BackupError: The file changes meanwhile; a producer that was connected has stored tasks.
     """
     wanted = {namespace.partition(queue, index) for queue, index in header.get("partitions", ())}
-    closed = {*wanted, *await known_partitions(gateway, namespace), *await _partitions_with_keys(gateway, namespace)}
+    closed = {*wanted, *await known_partitions(gateway, namespace), *await partitions_with_keys(gateway, namespace)}
     again = (await read_schema(gateway, namespace)).change == RESTORE
     await begin_change(gateway, namespace, RESTORE, list(closed))
     if not replace:  # what came between the check and now, or after an interruption into queues of no backup
@@ -108,20 +108,9 @@ async def restore(
         await put_back_lost(gateway, partition, 0.0)
     if identity := header.get("deployment"):  # artifacts are stored under it
         await gateway.command("HSET", namespace.deployment, "id", identity)
-    late = await _partitions_with_keys(gateway, namespace) - {*restored}
+    late = await partitions_with_keys(gateway, namespace) - {*restored}
     await end_change(gateway, namespace, int(header["format"]), [*closed, *restored])
     await _register(gateway, namespace, [partition for partition in late if await _tasks_in(gateway, partition)])
-
-
-async def _partitions_with_keys(gateway: Gateway, namespace: Namespace) -> set[Partition]:
-    """Return the partitions of queues that have keys, whether a route names them or not."""
-    found = set()
-    async for keys in scan(gateway, namespace):
-        for key in keys:
-            parts = key[1:].partition("}:")[0].split(":")
-            if len(parts) == 3 and is_name(parts[1]) and parts[2].isdigit():
-                found.add(namespace.partition(parts[1], int(parts[2])))
-    return found
 
 
 async def _tasks_in(gateway: Gateway, partition: Partition) -> int:

@@ -17,7 +17,7 @@ from ...queues.inspection.junk_items import read_junk
 from ...queues.inspection.views import list_queues, queue_partitions
 from ...queues.junk import split
 from ...queues.keys import GROUP, Namespace, Partition, SessionPartition, is_reserved, stored_type
-from ...queues.partitions.resharding import read_routes, read_schema
+from ...queues.partitions.resharding import read_routes, read_schema, sync_route
 from ...queues.presence import WorkerInfo, read_registered, trim_registry
 from ...queues.shared_config import SHARED, load_config
 from ...queues.transport.clients import is_missing_group
@@ -25,6 +25,7 @@ from ...queues.transport.gateway import Gateway
 from ...queues.transport.scripts import pairs
 from ...queues.wording import duration, listed
 from ..app import App
+from ..backup.dump import partitions_with_keys
 from ..settings import Settings
 from .result import CheckResult, Severity
 
@@ -101,6 +102,28 @@ async def check_routes(gateway: Gateway, namespace: Namespace) -> AsyncIterator[
             "reads of these keys are refused until a worker moves the values away",
             "find that program; --fix moves the values to the junk, where they are kept for 30 days",
             fix=set_aside,
+        )
+
+
+async def check_lost_queues(gateway: Gateway, namespace: Namespace) -> AsyncIterator[CheckResult]:
+    """Find queues that have tasks and no route, so that no list shows them. Looks at the keys that one SCAN finds."""
+    known = {partition.queue for partition in await queue_partitions(gateway, namespace)}
+    lost = sorted({partition.queue for partition in await partitions_with_keys(gateway, namespace, "ready")} - known)
+
+    async def register() -> str:
+        for queue in lost:
+            await sync_route(gateway, namespace, queue)
+        return f"registered {listed(lost, _SHOWN)}" if lost else ""
+
+    if lost:
+        yield CheckResult(
+            "lost queues",
+            Severity.ERROR,
+            f"queues have tasks and no route: {listed(lost, _SHOWN)}",
+            "no list shows them, and their tasks run only if a worker serves them",
+            "another program has deleted the routes, or a producer stored tasks during a restore; --fix registers the "
+            "queues, or start a worker of each",
+            fix=register,
         )
 
 

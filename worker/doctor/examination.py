@@ -10,7 +10,7 @@ from typing import Final
 
 import redis.exceptions
 
-from ...queues.errors import PerdureError, Refused, Unavailable
+from ...queues.errors import PerdureError, Refused, Unavailable, WrongType
 from ...queues.keys import Namespace
 from ...queues.presence import list_workers
 from ...queues.producer import Producer
@@ -22,6 +22,7 @@ from .deployment import (
     check_consumers,
     check_disk,
     check_junk,
+    check_lost_queues,
     check_memory,
     check_places,
     check_queues,
@@ -109,6 +110,7 @@ async def _examine(
         return found  # this version cannot read the rest
     checks = {
         "scripts": check_scripts(gateway),
+        "lost queues": check_lost_queues(gateway, namespace),
         "foreign values": check_routes(gateway, namespace),
         "junk": check_junk(gateway, namespace),
         "workers": check_workers(gateway, namespace, settings),
@@ -161,22 +163,24 @@ async def _collected(name: str, findings: AsyncIterator[CheckResult]) -> list[Ch
             async for finding in findings:
                 found.append(finding)  # noqa: PERF401 - those before an error are kept
     except TimeoutError:
-        found.append(_failed(name, f"it took longer than {_LIMIT:g} s"))
+        found.append(_failed(name, f"it took longer than {_LIMIT:g} s", "look again when the server is less busy"))
+    except WrongType as error:
+        found.append(_failed(name, str(error), "mend the finding 'foreign values': perdure doctor --fix"))
     except (Unavailable, redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
         lost = f"the connection was lost during the check {name!r}: {error}"
         found.append(CheckResult(_LOST, Severity.ERROR, lost, "no process can enqueue or run tasks", _AGAIN))
     except (PerdureError, redis.exceptions.RedisError) as error:
-        found.append(_failed(name, f"{error}"))
+        found.append(_failed(name, str(error), "run 'perdure doctor' with the rights of an operator, and look again"))
     return found
 
 
-def _failed(name: str, why: str) -> CheckResult:
+def _failed(name: str, why: str, remedy: str) -> CheckResult:
     return CheckResult(
         name,
         Severity.WARNING,
         f"could not be checked: {why}",
         "a problem there is not found",
-        "run 'perdure doctor' with the rights of an operator, and look again",
+        remedy,
     )
 
 

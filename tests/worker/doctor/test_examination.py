@@ -63,6 +63,29 @@ async def test_values_of_another_type_are_moved_away(producer_of: Producer, shop
     assert "1 items of other programs" in of(answer, "junk")[0]["found"]
 
 
+async def test_queues_without_a_route_are_registered(producer_of: Producer, namespace: Namespace) -> None:
+    await producer_of.enqueue("pack", queue="shop")
+    await producer_of.gateway.command("HDEL", namespace.queues, "shop")
+    found = of(await examine(), "lost queues")
+    assert [(one["severity"], one["found"]) for one in found] == [("error", "queues have tasks and no route: shop")]
+    assert of(await examine("--fix"), "lost queues")[0]["fixed"] == "registered shop"
+    answer = await examine()
+    assert of(answer, "lost queues") == []
+    assert "no worker serves queue 'shop'" in of(answer, "queues")[0]["found"]
+
+
+async def test_a_check_that_a_foreign_value_prevents_names_its_remedy(
+    producer_of: Producer, namespace: Namespace
+) -> None:
+    await producer_of.enqueue("pack", queue="shop")
+    await producer_of.gateway.command("SET", namespace.workers, "x", "PX", 60_000)
+    answer = await examine()
+    prevented = [one for one in answer.json["findings"] if "could not be checked" in one["found"]]
+    assert {one["remedy"] for one in prevented} <= {"mend the finding 'foreign values': perdure doctor --fix"}
+    await examine("--fix")
+    assert not [one for one in (await examine()).json["findings"] if "could not be checked" in one["found"]]
+
+
 async def test_consumers_of_lost_workers_are_removed(
     producer_of: Producer, namespace: Namespace, shop: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
