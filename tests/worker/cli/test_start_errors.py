@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 from perdure.queues.errors import Refused
 from perdure.worker.cli.support.errors import explained
+from perdure.worker.settings import Settings
 from typer import Exit
 
-from tests.support.command_line import call
+from tests.support.command_line import call, process
 
 APP = "from perdure import App\napp = App('shop')\n@app.task\nasync def pay(ctx): ...\n"
 
@@ -44,6 +47,25 @@ def test_a_right_that_an_acl_lacks(capsys: pytest.CaptureFixture[str]) -> None:
         raise Refused("redis://host refused TIME; roles with the rights: worker: User bob has no permissions")
     assert left.value.exit_code == 1
     assert capsys.readouterr().err.endswith("; 'perdure doctor --role ROLE' lists all that a user lacks\n")
+
+
+@pytest.mark.integration
+@pytest.mark.processes
+@pytest.mark.parametrize("command", ["xreadgroup", "xautoclaim"])
+def test_a_user_that_may_not_read_or_claim(command: str, settings: Settings, folder: Path) -> None:
+    place, user = urlsplit(settings.redis_url), f"less-{command}"
+    with redis.Redis.from_url(settings.redis_url) as admin:
+        admin.execute_command("ACL", "SETUSER", user, "reset", "on", ">pw", "~*", "&*", "+@all", f"-{command}")
+        try:
+            url = place._replace(netloc=f"{user}:pw@{place.netloc.rpartition('@')[2]}").geturl()
+            options = ("--no-supervisor", "--redis-url", url, "--namespace", settings.namespace)
+            answer = process("worker", "run", "start_errors_app.py:app", *options, cwd=folder)
+        finally:
+            admin.execute_command("ACL", "DELUSER", user)
+    last = answer.err.splitlines()[-1]
+    assert answer.code == 1
+    assert f"refused {command.upper()} on {{{settings.namespace}:*}}:ready; roles with the rights: worker" in last
+    assert last.endswith("'perdure doctor --role ROLE' lists all that a user lacks")
 
 
 @pytest.mark.parametrize(

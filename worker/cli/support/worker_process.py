@@ -22,7 +22,10 @@ from typing import Final
 
 import anyio
 import typer
+from redis.exceptions import NoPermissionError
 
+from ....queues.errors import Refused
+from ....queues.keys import Namespace
 from ....queues.runtime import RUNTIME
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import counted
@@ -298,6 +301,7 @@ async def serve(
             await stack.enter_async_context(stop_on_signals(on_signal))
             stack.enter_context(probe.serving(worker.health, worker.measurements))
             await stack.enter_async_context(worker)
+            await _check_rights(app, worker.queues[0])
             if supervised is not None:
                 supervised.link.send("ready", worker=worker.id, queues=worker.queues)
             logger.info(
@@ -325,6 +329,25 @@ async def serve(
         code = 0
     finally:
         force_exit(code, lambda: worker.stuck_handlers)
+
+
+async def _check_rights(app: App, queue: str) -> None:
+    """Raise `Refused` if the user of the connection may not read or claim messages.
+
+    The commands name a group that does not exist, so that they have no effect: the server checks the rights first.
+    """
+    ready = Namespace(app.settings.namespace).partition(queue).ready
+    gateway, nobody = app.producer.gateway, "~start"
+    commands: tuple[tuple[str | int, ...], ...] = (
+        ("XREADGROUP", "GROUP", nobody, nobody, "COUNT", 1, "STREAMS", ready, ">"),
+        ("XAUTOCLAIM", ready, nobody, nobody, 0, "0-0", "COUNT", 1),
+    )
+    for command in commands:
+        try:
+            await gateway.command(*command)
+        except Refused as error:
+            if isinstance(error.__cause__, NoPermissionError):
+                raise
 
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
