@@ -284,6 +284,31 @@ async def test_a_failed_step_that_the_next_attempt_calls_again_has_a_span_again(
     assert succeeded.status.status_code is StatusCode.UNSET
 
 
+async def test_a_step_that_is_tried_again_by_another_run_has_a_span_again(settings: Settings, spans: Spans) -> None:
+    app = make_app(settings, spans)
+    calls: list[int] = []
+
+    @app.task
+    async def charge(ctx: Context) -> None:
+        def pay() -> None:
+            calls.append(1)
+            if len(calls) == 1:
+                raise ConnectionError("no answer")
+
+        await ctx.options(retry=Retry(max_attempts=3, base=3600.0)).step("pay", pay)
+
+    async def called() -> bool:
+        return bool(calls)
+
+    async with app:
+        handle = await charge.enqueue()
+        async with running_worker(app):
+            await wait_until(called, "the first try")
+        await work_off(app)
+        await bounded(handle.result())
+    assert len(calls) == len(spans.named("step pay")) == 2
+
+
 async def test_a_failure_that_the_handler_has_caught_is_not_traced_again(settings: Settings, spans: Spans) -> None:
     app = make_app(settings, spans)
 
