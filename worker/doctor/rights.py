@@ -157,22 +157,28 @@ async def check_rights(
             )
         ]
     unknown: set[str] = set()
+    channels: set[str] = set()
 
     async def allowed(command: Sequence[Argument]) -> bool:
         try:
             reply = await primary(("ACL", "DRYRUN", name, *command) if dry else tuple(command))
-        except NoPermissionError:
+        except NoPermissionError as error:
+            channels.update(["PUBLISH"] if "channel" in str(error) else [])
             return False
         except ResponseError as error:  # for another reason: the ACL comes first
             if not _is_unknown(error):
                 return True
             unknown.add(str(command[0]).upper())
             return False
+        if dry and b"channel" in bytes(reply):
+            channels.add("PUBLISH")
         return not dry or bytes(reply).upper() == b"OK"
 
     roles = [one for one in (*ROLES, EVERYTHING) if role in (None, one.name)]
     missing = {one.name: await _missing(allowed, namespace.name, one, dry=dry) for one in roles}
     found = [_renamed(sorted(unknown))] if unknown else []
+    for one in missing.values():
+        one[:] = [f"the channels &{{{namespace.name}:*" if right in channels else right for right in one]
     if dry and user is None and await allowed(("FLUSHALL",)):
         found.append(
             CheckResult(
@@ -188,7 +194,19 @@ async def check_rights(
     tried = "" if dry else " (tried; commands without a harmless form are left out)"
     if complete:
         text = f"user {name!r} has the rights of: {', '.join(complete)}{tried}"
-        return [*found, CheckResult("rights", Severity.OK, text)]
+        found.append(CheckResult("rights", Severity.OK, text))
+        if role is None and (others := {one: lacking for one, lacking in missing.items() if lacking}):
+            shown = "; ".join(f"{one} lacks {listed(lacking, 3)}" for one, lacking in others.items())
+            found.append(
+                CheckResult(
+                    "rights",
+                    Severity.NOTE,
+                    f"user {name!r} has not the rights of other roles: {shown}",
+                    "processes of these roles cannot use this user",
+                    "name the role that the user must have: --role worker",
+                )
+            )
+        return found
     nearest = min(missing, key=lambda one: len(missing[one]))
     lacking = [right for right in missing[nearest] if right.partition(" ")[0] not in unknown]
     if lacking:

@@ -143,6 +143,21 @@ def test_nothing_is_claimed_of_a_server_that_does_not_report(patient: Patient) -
     assert not {"persistence", "replication", "memory", "eviction", "version"} & problems(answer, "ok").keys()
 
 
+def test_a_user_that_lacks_one_right_of_its_role(patient: Patient) -> None:
+    rights = documented_rights("perdure", "worker")
+    channels = [right for right in rights if not right.startswith("&")]
+    for name, given in (("noread", [*rights, "-xreadgroup"]), ("nochan", [*channels, "resetchannels"])):
+        patient.client.execute_command("ACL", "SETUSER", name, "on", ">pw", *given)
+    url = f"unix://noread:pw@{patient.server.socket}"
+    answer = patient.examine(url=url)
+    assert "worker lacks XREADGROUP" in problems(answer, "note")["rights"]
+    assert patient.examine("--role", "worker", url=url).code == 1
+    for options in ((), ("--user", "nochan")):
+        place = None if options else f"unix://nochan:pw@{patient.server.socket}"
+        answer = patient.examine("--role", "worker", *options, url=place)
+        assert "lacks the channels &{perdure:*" in problems(answer)["rights"]
+
+
 def test_a_user_without_any_right(patient: Patient) -> None:
     for name, rights in (("tiny", ("+ping", "+hello", "+select")), ("nothing", ())):
         patient.client.execute_command("ACL", "SETUSER", name, "on", ">pw", "~*", *rights)
