@@ -13,7 +13,7 @@ from perdure.worker.cli.support.errors import explained
 from perdure.worker.settings import Settings
 from typer import Exit
 
-from tests.support.command_line import call, process
+from tests.support.command_line import process
 
 APP = "from perdure import App\napp = App('shop')\n@app.task\nasync def pay(ctx): ...\n"
 
@@ -26,7 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(*options: str, code: int) -> str:
-    answer = call("worker", "run", "start_errors_app.py:app", "--burst", *options)
+    """Return the only line of a worker, which is a process, since it makes its own end sure (`force_exit`)."""
+    answer = process("worker", "run", "start_errors_app.py:app", "--burst", *options)
     assert (answer.code, answer.out) == (code, "")
     [line] = answer.err.splitlines()
     return line
