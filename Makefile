@@ -106,7 +106,7 @@ test-browser: install
 
 # What is the same on every Python: the texts of the repository, the model and the simulation, and conformance on fakeredis.
 SAME_ON_EVERY_PYTHON := --ignore=tests/model --ignore=tests/simulation \
-  $(addprefix --ignore=tests/project/,test_docs.py test_fundamentals.py test_language.py test_layers.py) -k 'not [fake'
+  $(addprefix --ignore=tests/project/,test_deploy_tools.py test_docs.py test_fundamentals.py test_language.py test_layers.py) -k 'not [fake'
 
 # On another Python: make test-python VENV=.venv312 PYTHON=python3.12. REDIS_PY: a release of redis-py instead of the latest.
 test-python: GROUPS = test
