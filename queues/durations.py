@@ -22,9 +22,9 @@ _LEAST: Final = 0.001
 
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-_NUMBER: Final = r"(?:\d+(?:\.\d*)?|\.\d+)"
-_PART: Final = re.compile(rf"({_NUMBER})\s*(ms|min|s|m|h|d|w)\s*", re.ASCII)
-_DURATION: Final = re.compile(rf"{_NUMBER}|(?:{_NUMBER}\s*(?:ms|min|s|m|h|d|w)\s*)+", re.ASCII)
+_NUMBER: Final = r"(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})"
+_PART: Final = re.compile(rf"({_NUMBER})\s{{0,9}}(ms|min|s|m|h|d|w)\s{{0,9}}", re.ASCII)
+_DURATION: Final = re.compile(rf"{_NUMBER}|(?:{_NUMBER}\s{{0,9}}(?:ms|min|s|m|h|d|w)\s{{0,9}}){{1,9}}", re.ASCII)
 
 
 def parse_duration(text: str | float, *, positive: bool = False) -> float:

@@ -46,7 +46,7 @@ def test_the_namespace_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatc
 def test_an_invalid_number_is_refused_by_producer_and_worker_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for wrong in ("0", "many"):
         monkeypatch.setenv(name, wrong)
-        with pytest.raises(ConfigurationError, match=f"{name}: .* \\(got '{wrong}'\\)") as of_producer:
+        with pytest.raises(ConfigurationError, match=f"{name}: .*got '?{wrong}\\b") as of_producer:
             Producer()
         with pytest.raises(ConfigurationError) as of_worker:
             load_settings()

@@ -106,7 +106,7 @@ async def test_one_id_for_many_tasks_is_refused_with_the_remedy(app: App) -> Non
 
 
 def test_an_app_without_tasks_is_refused_with_the_remedy(settings: Settings) -> None:
-    with pytest.raises(ConfigurationError, match=r"has no tasks, .*; name the modules that define them .* include="):
+    with pytest.raises(ConfigurationError, match=r"has no tasks, .*; name the modules that define them: .*include="):
         Worker(App("empty", settings=settings))
 
 

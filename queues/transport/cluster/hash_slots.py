@@ -45,7 +45,7 @@ _KEY_AT: Final = {
 }
 """Position of a command's first key."""
 
-_NO_KEY: Final = frozenset(("TIME", "INFO", "PING", "PUBLISH", "SCRIPT", "WAIT", "COMMAND"))
+_NO_KEY: Final = frozenset(("TIME", "INFO", "PING", "PUBLISH", "SCRIPT", "WAIT", "COMMAND", "ACL"))
 _OF_ONE_NODE: Final = frozenset(("SCAN", "DBSIZE", "CLIENT", "CONFIG"))
 
 
