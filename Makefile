@@ -90,7 +90,7 @@ test: install
 # PM2 runs one of the files of deploy/. Its tests are left out where npm cannot install it.
 build/npm/installed:
 	@mkdir -p $(@D)
-	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(@D) pm2@7 || echo 'could not install pm2'; fi
+	@if command -v npm >/dev/null; then timeout 120 npm install --silent --fetch-retries=1 --fetch-timeout=20000 --no-audit --no-fund --prefix $(@D) pm2@7 || echo 'could not install pm2'; fi
 	@touch $@
 
 test-build: install build/npm/installed
