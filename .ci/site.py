@@ -63,7 +63,7 @@ def _source(path: Path) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside docs/ that pages link to, and those that these link to."""
+    """Add the files outside docs/ that pages link to, and the files that they link to in turn."""
     waiting = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
     added: dict[str, Path] = {}
     while waiting:

@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -136,20 +137,20 @@ class Place:
         return os.open(self.folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-class Fleet:
+class Fleet(ABC):
     """Workers that a service manager runs, and the deploy of new code."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
 
-    async def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def start(self) -> None: ...
 
-    async def deploy(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def deploy(self) -> None: ...
 
-    async def stop(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def stop(self) -> None: ...
 
 
 class Reload(Fleet):
@@ -402,7 +403,7 @@ async def _measure(scene: str, fleet: Fleet, place: Place, load: _Load) -> Outco
     for handle in load.handles:
         try:
             await handle.result(timeout=max(0.01, deadline - time.monotonic()))
-        except Exception:  # noqa: BLE001 - of whatever kind: a task without its result
+        except Exception:  # noqa: BLE001 - a task without a result is lost, whatever the error
             lost += 1
     lines = place.lines()
     begins = Counter((line.task, line.step) for line in lines if line.what == "begins")
@@ -492,14 +493,14 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes as a table in Markdown."""
     rows = [
         (
-            SCENES[one.scene].name,
-            str(one.tasks),
-            str(one.lost),
-            str(one.repeated),
-            str(one.cut_off),
-            *(f"{seconds:.2f} s" for seconds in (one.pause, one.usual_pause, one.wait, one.took)),
+            SCENES[outcome.scene].name,
+            str(outcome.tasks),
+            str(outcome.lost),
+            str(outcome.repeated),
+            str(outcome.cut_off),
+            *(f"{seconds:.2f} s" for seconds in (outcome.pause, outcome.usual_pause, outcome.wait, outcome.took)),
         )
-        for one in outcomes
+        for outcome in outcomes
     ]
     right = ["---", *["---:"] * (len(_HEAD) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (_HEAD, right, *rows))
@@ -523,8 +524,8 @@ def main(
         for name in wanted:
             outcomes.append(run(play(name, Size(rate=rate), deployment, found)))
             print(outcomes[-1], file=sys.stderr)
-    print(json.dumps([asdict(one) for one in outcomes]) if as_json else f"{table(outcomes)}\n\n{where}")
-    if any(one.lost or one.repeated or not one.by_new_code for one in outcomes):
+    print(json.dumps([asdict(outcome) for outcome in outcomes]) if as_json else f"{table(outcomes)}\n\n{where}")
+    if any(outcome.lost or outcome.repeated or not outcome.by_new_code for outcome in outcomes):
         raise typer.Exit(1)
 
 

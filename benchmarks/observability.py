@@ -36,7 +36,7 @@ _STEPS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is on. sampler: None without traces."""
+    """Set-up that is measured. sampler: None without traces."""
 
     text: str
     metrics: bool = False

@@ -64,8 +64,8 @@ async def plan_migration(
         stored.check(namespace)
     if stored.format is None or stored.format == target:
         return []
-    found = [one for one in migrations if stored.format <= one.source < target]
-    if [one.source for one in found] != list(range(stored.format, target)):
+    found = [migration for migration in migrations if stored.format <= migration.source < target]
+    if [migration.source for migration in found] != list(range(stored.format, target)):
         raise Refused(
             f"could not migrate namespace {namespace.name!r}: no migration leads from format {stored.format} to "
             f"{target}; migrate it with a release between them first"

@@ -295,7 +295,7 @@ def _sum(partitions: Sequence[QueueStats]) -> QueueStats:
         due=sum(one.due for one in partitions),
         limited=sum(one.limited for one in partitions),
         held=sum(one.held for one in partitions),
-        overdue=max(one.overdue for one in partitions),
+        overdue=max(partition.overdue for partition in partitions),
         dead=sum(one.dead for one in partitions),
         oldest_age=max((one.oldest_age for one in partitions if one.oldest_age is not None), default=None),
         consumers=consumers,

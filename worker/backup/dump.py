@@ -66,7 +66,7 @@ async def backup_header(gateway: Gateway, namespace: Namespace, *, live: bool) -
         "data_format": DATA_FORMAT,
         "time": now,
         "live": bool(workers),
-        "partitions": [(one.queue, one.index) for one in await queue_partitions(gateway, namespace)],
+        "partitions": [(found.queue, found.index) for found in await queue_partitions(gateway, namespace)],
         "perdure": version("perdure"),
     }
 

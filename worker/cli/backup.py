@@ -129,8 +129,8 @@ async def migrate(
             async for _, count in migrate_namespace(gateway, namespace):
                 bar.advance(count)
                 done += count
-    steps = [{"from": one.source, "to": one.source + 1, "changes": one.text} for one in needed]
-    lines = [f"format {one.source} to {one.source + 1}: {one.text}" for one in needed]
+    steps = [{"from": migration.source, "to": migration.source + 1, "changes": migration.text} for migration in needed]
+    lines = [f"format {migration.source} to {migration.source + 1}: {migration.text}" for migration in needed]
     if not needed:
         lines = [f"nothing to migrate {where(producer)}"]
     return Output({"migrations": steps, "keys": done, "dry_run": dry_run}, *(StderrText(text) for text in lines))

@@ -182,7 +182,7 @@ def docs(
     text = _readable(file)
     if part:
         text = _part(found, text, part)
-    also = f"also: {', '.join(one.name for one in others)}" if others else None
+    also = f"also: {', '.join(page.name for page in others)}" if others else None
     return Output({"page": found.name, "text": text}, text, notes=[also])
 
 
@@ -220,16 +220,16 @@ _CODE_OR_LINK: Final = re.compile(
 
 
 def _list(listed: list[IndexedPage]) -> Listing:
-    return Listing(_COLUMNS, [one for one in listed if (ROOT / one.path).is_file()], empty=None)
+    return Listing(_COLUMNS, [page for page in listed if (ROOT / page.path).is_file()], empty=None)
 
 
 def _find(listed: list[IndexedPage], name: str) -> list[IndexedPage]:
     """Return the pages that a name means, the first of the index first."""
     wanted = name.removeprefix(f"{FOLDER}/").removesuffix(".md").removesuffix("/README").lower()
-    exact = [one for one in listed if one.name == wanted]
-    found = exact or [one for one in listed if one.name.rpartition("/")[2] == wanted]
+    exact = [page for page in listed if page.name == wanted]
+    found = exact or [page for page in listed if page.name.rpartition("/")[2] == wanted]
     if not found:
-        ends = [one.name.rpartition("/")[2] for one in listed]
+        ends = [page.name.rpartition("/")[2] for page in listed]
         near = get_close_matches(wanted.rpartition("/")[2], ends, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise Misuse(

@@ -79,7 +79,7 @@ async def doctor(
         "counts": {severity.value: counts[severity] for severity in Severity},
         "findings": [finding.summary() for finding in findings],
     }
-    summary = ", ".join(f"{one.value} {counts[one]}" for one in reversed(Severity))
+    summary = ", ".join(f"{severity.value} {counts[severity]}" for severity in reversed(Severity))
     return Output(
         data,
         table(("", "check", "found"), _rows(findings)),

@@ -172,10 +172,11 @@ async def check_workers(gateway: Gateway, namespace: Namespace, settings: Settin
         )
     lost = [worker for worker in registered if worker.presumed_dead]
     if lost:
+        names = listed([f"{worker.id} on {worker.host}" for worker in lost], _SHOWN)
         yield CheckResult(
             "workers",
             Severity.WARNING,
-            f"{len(lost)} workers are presumed dead: {listed([f'{one.id} on {one.host}' for one in lost], _SHOWN)}",
+            f"{len(lost)} workers are presumed dead: {names}",
             "their tasks are claimed after the lease, and run again from the last recorded step",
             "see why they ended: their log, and 'perdure task list --state running'",
         )
@@ -189,7 +190,8 @@ async def check_workers(gateway: Gateway, namespace: Namespace, settings: Settin
             "see 'perdure worker health'",
         )
     if live:
-        yield CheckResult("workers", Severity.OK, f"{len(live)} workers, {sum(one.concurrency for one in live)} slots")
+        slots = sum(worker.concurrency for worker in live)
+        yield CheckResult("workers", Severity.OK, f"{len(live)} workers, {slots} slots")
     for finding in (*_versions(live), *_sharing(live)):
         yield finding
     async for finding in _settings(gateway, namespace, settings, live):
@@ -428,7 +430,7 @@ async def check_memory(gateway: Gateway, namespace: Namespace) -> AsyncIterator[
                 tasks += await gateway.command("ZCARD", partition.timeline)
                 want = -(-_SAMPLED // len(partitions))
                 ids = split(await gateway.command("ZREVRANGE", partition.timeline, 0, want - 1), is_task_id).good
-                keys = [key for one in ids for key in partition.run_keys(one)[1:]]
+                keys = [key for task_id in ids for key in partition.run_keys(task_id)[1:]]
                 sampled += len(ids)
                 bytes_sampled += await _memory(gateway, keys)
         except Refused:

@@ -106,7 +106,7 @@ async def _examine(
     }
     for name, results in checks.items():
         found += await _collected(name, results)
-    if any(one.severity is Severity.ERROR and one.check in ("schema", _LOST) for one in found):
+    if any(finding.severity is Severity.ERROR and finding.check in ("schema", _LOST) for finding in found):
         return found  # this version cannot read the rest
     checks = {
         "scripts": check_scripts(gateway),
@@ -130,10 +130,10 @@ async def _of_servers(gateway: Gateway, encrypted: bool) -> AsyncIterator[CheckR
     servers = await observe_all(gateway.primaries(), encrypted=encrypted)
     for server in servers:
         for check in _OF_A_SERVER:
-            for one in check(server):
-                yield replace(one, where=server.name)
-    for one in check_clock(servers):
-        yield one
+            for finding in check(server):
+                yield replace(finding, where=server.name)
+    for finding in check_clock(servers):
+        yield finding
 
 
 async def _of_apps(
@@ -141,18 +141,18 @@ async def _of_apps(
 ) -> AsyncIterator[CheckResult]:
     live = [worker for worker in await list_workers(gateway, namespace) if not worker.presumed_dead]
     for name, app in apps:
-        for one in check_app(name, app, live):
-            yield one
+        for finding in check_app(name, app, live):
+            yield finding
 
 
 async def _each(results: Iterable[CheckResult]) -> AsyncIterator[CheckResult]:
-    for one in results:
-        yield one
+    for finding in results:
+        yield finding
 
 
 async def _awaited(results: Awaitable[Iterable[CheckResult]]) -> AsyncIterator[CheckResult]:
-    for one in await results:
-        yield one
+    for finding in await results:
+        yield finding
 
 
 async def _collected(name: str, findings: AsyncIterator[CheckResult]) -> list[CheckResult]:

@@ -174,11 +174,11 @@ async def check_rights(
             channels.add("PUBLISH")
         return not dry or bytes(reply).upper() == b"OK"
 
-    roles = [one for one in (*ROLES, EVERYTHING) if role in (None, one.name)]
-    missing = {one.name: await _missing(allowed, namespace.name, one, dry=dry) for one in roles}
+    roles = [wanted for wanted in (*ROLES, EVERYTHING) if role in (None, wanted.name)]
+    missing = {wanted.name: await _missing(allowed, namespace.name, wanted, dry=dry) for wanted in roles}
     found = [_renamed(sorted(unknown))] if unknown else []
-    for one in missing.values():
-        one[:] = [f"the channels &{{{namespace.name}:*" if right in channels else right for right in one]
+    for lacking in missing.values():
+        lacking[:] = [f"the channels &{{{namespace.name}:*" if right in channels else right for right in lacking]
     if dry and user is None and await allowed(("FLUSHALL",)):
         found.append(
             CheckResult(
@@ -190,13 +190,13 @@ async def check_rights(
             )
         )
         return found
-    complete = [one for one, lacking in missing.items() if not lacking]
+    complete = [holder for holder, lacking in missing.items() if not lacking]
     tried = "" if dry else " (tried; commands without a harmless form are left out)"
     if complete:
         text = f"user {name!r} has the rights of: {', '.join(complete)}{tried}"
         found.append(CheckResult("rights", Severity.OK, text))
-        if role is None and (others := {one: lacking for one, lacking in missing.items() if lacking}):
-            shown = "; ".join(f"{one} lacks {listed(lacking, 3)}" for one, lacking in others.items())
+        if role is None and (others := {holder: lacking for holder, lacking in missing.items() if lacking}):
+            shown = "; ".join(f"{holder} lacks {listed(lacking, 3)}" for holder, lacking in others.items())
             found.append(
                 CheckResult(
                     "rights",
@@ -207,7 +207,7 @@ async def check_rights(
                 )
             )
         return found
-    nearest = min(missing, key=lambda one: len(missing[one]))
+    nearest = min(missing, key=lambda name: len(missing[name]))
     lacking = [right for right in missing[nearest] if right.partition(" ")[0] not in unknown]
     if lacking:
         found.append(
@@ -256,10 +256,11 @@ async def _missing(allowed: _Allowed, namespace: str, role: AclRole, *, dry: boo
         if not await allowed([key if part == "KEY" else part for part in form]):
             lacking.append(name.replace("|", " ").upper())
     if "HGET" not in lacking:
-        lacking += [f"%R~{one}" for one in readable if not await allowed(("HGET", _sample(one), "x"))]
+        lacking += [f"%R~{pattern}" for pattern in readable if not await allowed(("HGET", _sample(pattern), "x"))]
     writes = ("HDEL", "x") if "hdel" in role.commands or "@hash" in role.commands else ("HGET", "x")
     if writes[0] not in lacking:
-        lacking += [f"~{one}" for one in patterns[1:] if not await allowed((writes[0], _sample(one), writes[1]))]
+        written = [pattern for pattern in patterns[1:] if not await allowed((writes[0], _sample(pattern), writes[1]))]
+        lacking += [f"~{pattern}" for pattern in written]
     return lacking
 
 
