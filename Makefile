@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua" -o -path "*/dashboard/templates/*.html" -o -path "*/dashboard/static/*.*") $(shell find docs -name "*.md") llms.txt
+SOURCES := $(wildcard *.py) $(shell find queues deadletter worker integrations -name "*.py" -o -name "*.lua" -o -path "*/dashboard/templates/*.html" -o -path "*/dashboard/static/*.*") $(shell find docs -name "*.md") llms.txt
 
 # Groups of pyproject.toml that are installed with the package.
 GROUPS := test check docs
@@ -14,7 +14,7 @@ GROUPS := test check docs
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-fast test-build test-browser test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
+.PHONY: help install demo docs adapters test test-fast test-build test-browser test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
 .PHONY: model replay simulate fuzz bounded evaluate chaos bench bench-scale bench-peers bench-deploys clean
 
 help:
@@ -42,6 +42,7 @@ help:
 	  'make evaluate     measure what agents know over long and interrupted runs, and print the figures (EVALUATE)' \
 	  'make failover     kill primaries and move slots under load, and print the outcomes of the tasks' \
 	  'make chaos        ten minutes of random faults, and a check of all guarantees against a journal (CHAOS)' \
+	  'make adapters     adapters with their frameworks, in an environment each' \
 	  'make bench        throughput, step rate, latency and recovery, compared with a raw client' \
 	  'make bench-scale  cost of tasks and idle workers for Redis; writes docs/explanation/scaling.md' \
 	  'make bench-peers  comparison with ten other projects; writes docs/explanation/benchmarks.md (most of an hour)' \
@@ -120,6 +121,11 @@ test-python: install
 test-wheel: WHEEL_PYTHONS ?= $(PYTHON)
 test-wheel: install
 	$(BIN)/python -m tests.project.wheel $(WHEEL_PYTHONS)
+
+# AT: newest, lowest or both; ADAPTERS: their names, all by default.
+adapters: AT ?= newest
+adapters: install
+	$(BIN)/python -m tests.adapters --at $(AT) $(ADAPTERS)
 
 # The package index needs absolute links, so without an address nothing is built.
 dist: install
