@@ -51,7 +51,7 @@ def find_python(minor: int) -> str | None:
     found = [shutil.which(name), *map(str, sorted(pyenv.glob(f"3.{minor}.*/bin/python")))]
     for candidate in filter(None, found):
         version = subprocess.run(
-            [candidate, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, text=True
+            [candidate, "-c", "import sys; print(sys.version_info[1])"], check=False, capture_output=True, text=True
         )
         if version.stdout.strip() == str(minor):
             return candidate
@@ -72,30 +72,20 @@ def make_environment(name: str, adapter: Adapter, at: At) -> Path | None:
     ready = folder / "ready"
     project = ROOT / "pyproject.toml"
     interpreter = folder / "bin" / "python"
+    pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    editable = ["--no-build-isolation", "--config-settings", "editable_mode=strict", "--editable"]
     if not ready.exists() or ready.stat().st_mtime < project.stat().st_mtime:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([python, "-m", "venv", folder], check=True)
-        pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "pip>=25.1", "setuptools>=77", "wheel"], check=True)
         extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
         wanted = extras[adapter.extra] if adapter.extra else []
         wanted = lowest(wanted) if at == "lowest" else wanted
         subprocess.run([*pip, "--group", f"{project}:adapters", *wanted, *adapter.packages], check=True)
-        subprocess.run([*pip, f"{ROOT}[embedded,web,encryption]"], check=True)
+        subprocess.run([*pip, *editable, f"{ROOT}[embedded,web,encryption]"], check=True)
         ready.touch()
-    editable = [
-        *pip_quiet(interpreter),
-        "--no-build-isolation",
-        "--no-deps",
-        "--config-settings",
-        "editable_mode=strict",
-    ]
-    subprocess.run([*editable, "--editable", ROOT], check=True)
+    subprocess.run([*pip, "--no-deps", *editable, str(ROOT)], check=True)  # links the files that are new
     return interpreter
-
-
-def pip_quiet(interpreter: Path) -> list[str]:
-    return [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 
 
 def fetch_source(interpreter: Path, package: str) -> Path:
@@ -105,8 +95,8 @@ def fetch_source(interpreter: Path, package: str) -> Path:
     folder = BUILD / "sources"
     stem = f"{package.replace('-', '_')}-{version}"
     if not (folder / stem).is_dir():
-        command = [interpreter, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*command, "--no-binary", ":all:", f"{package}=={version}", "--dest", folder], check=True)
+        command = [str(interpreter), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*command, "--no-binary", ":all:", f"{package}=={version}", "--dest", str(folder)], check=True)
         with tarfile.open(folder / f"{stem}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
     return folder / stem
@@ -124,10 +114,11 @@ def run(name: str, adapter: Adapter, at: At) -> bool | None:
     passed = True
     if adapter.module:
         cache = ("--cache-dir", str(BUILD / f"{name}-{at}" / "mypy"))
-        passed = not subprocess.run([interpreter, "-m", "mypy", *cache, "-p", adapter.module], cwd=ROOT).returncode
-    tests = [interpreter, "-m", "pytest", "-n", os.environ.get("PARALLEL", "2"), "--dist", "loadfile"]
+        types = [str(interpreter), "-m", "mypy", *cache, "-p", adapter.module]
+        passed = not subprocess.run(types, check=False, cwd=ROOT).returncode
+    tests = [str(interpreter), "-m", "pytest", "-n", os.environ.get("PARALLEL", "2"), "--dist", "loadfile"]
     tests += [f"tests/adapters/{name}", "--confcutdir=tests/adapters", "-o", "filterwarnings=default"]
-    passed &= not subprocess.run(tests, cwd=ROOT, env=environment).returncode
+    passed &= not subprocess.run(tests, check=False, cwd=ROOT, env=environment).returncode
     print(f"{name} at {at}: {'passed' if passed else 'failed'} in {monotonic() - start:.0f} s", flush=True)
     return passed
 

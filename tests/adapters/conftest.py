@@ -1,4 +1,4 @@
-"""Adapters are tested in environments of their own, which `python -m tests.adapters` makes; nothing else collects them."""
+"""Only `python -m tests.adapters` collects the tests of adapters: it makes the environments that they need."""
 
 from __future__ import annotations
 
