@@ -25,7 +25,7 @@ class Adapter(NamedTuple):
     """An adapter and what its tests need.
 
     Attributes:
-        extra: extra of the package; empty if there is none.
+        extra: extra of the package; empty without one.
         module: module of the adapter, which mypy checks; empty to check none.
         packages: further packages of its tests.
         sources: packages whose source distribution has tests that are run.
@@ -64,7 +64,7 @@ def lowest(requirements: Sequence[str]) -> list[str]:
 
 
 def make_environment(name: str, adapter: Adapter, at: At) -> Path | None:
-    """Return the interpreter of the environment of an adapter, made anew if pyproject.toml has changed."""
+    """Return the interpreter of the environment of an adapter, made again if pyproject.toml has changed."""
     python = find_python(adapter.python)
     if python is None:
         return None
