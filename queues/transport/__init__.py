@@ -4,7 +4,8 @@
     gateway       `Gateway`: every command and script is submitted here; retries after a lost reply
     address       server addresses parsed from URLs
     clients       redis-py clients for an address; translation of errors
-    server_check  check of the server at connect: version, commands, eviction, persistence
+    server_check  check of the server at connect: version, commands, known holes, eviction, persistence
+    releases      releases of Redis and Valkey with fixes that matter here
     pipelining    connection that pipelines the commands of one event-loop tick
     blocking      dedicated connection for blocking reads, which can be interrupted
     replication   writes that replicas confirm (WAIT)

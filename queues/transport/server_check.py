@@ -1,4 +1,4 @@
-"""Check of a server at connect: its kind, version and commands, and whether it keeps what it acknowledges.
+"""Check of a server at connect: its kind, version and commands, known holes, and whether it keeps what it acknowledges.
 
 All questions to a server share one round trip. What it may not answer counts as unknown. The findings that do not
 prevent its use go to the standard library's logging, once per process: a program that configures no logging still sees
@@ -23,6 +23,7 @@ from ..errors import Refused
 from ..runtime import RUNTIME
 from .address import Address, Node
 from .pipelining import Command
+from .releases import Condition, missing_fixes, parse_version
 
 OLDEST_SERVER: Final = (6, 2)
 
@@ -72,26 +73,36 @@ DEFAULT_REQUIREMENTS: Final = ServerRequirements()
 class _Server:
     """Answers of one server; None is unknown."""
 
+    kind: str
     version: str
+    uses: Sequence[Condition]
     eviction: str | None
     append_only: str | None
     fsync: str | None
     missing: Sequence[str]
 
     @classmethod
-    def read(cls, info: Mapping[str, str], fsync: Any = None, commands: Any = None) -> Self:
+    def read(cls, info: Mapping[str, str], fsync: Any = None, commands: Any = None, *, encrypted: bool = False) -> Self:
         """Args:
         info: lines of the INFO sections.
+        encrypted: whether the connection uses TLS.
         fsync, commands: replies to the questions of `_ADMIN`.
         """
         enabled = info.get("aof_enabled")
+        kind, version = _kind_and_version(info)
         return cls(
-            version=_version(info),
+            kind=kind,
+            version=version,
+            uses=_uses(info, encrypted=encrypted),
             eviction=info.get("maxmemory_policy"),
             append_only=None if enabled is None else "no" if enabled == "0" else "yes",
             fsync=fsync[1].decode() if fsync else None,
             missing=[name for name, found in zip(_NEEDED, commands or (), strict=False) if not found],
         )
+
+    @property
+    def shown(self) -> str:
+        return f"{self.kind} {self.version}"
 
     def lacking(self) -> Iterator[str]:
         """Yield what a durable server would have."""
@@ -102,6 +113,13 @@ class _Server:
 
     def findings(self) -> Iterator[tuple[int, str]]:
         """Yield level and text of what an operator should know."""
+        version = parse_version(self.version)
+        missing = [] if version is None else list(missing_fixes(self.kind, version, self.uses))
+        if missing:
+            names = ", ".join(defect.name for defect, _ in missing)
+            fixed = ".".join(map(str, max(release for _, release in missing)))
+            text = f"is {self.shown}, which by its version lacks fixes that {self.kind} {fixed} has: {names}"
+            yield logging.WARNING, f"{text}; upgrade it, unless its distributor has added them"
         if self.eviction is None:
             yield logging.INFO, "does not report its maxmemory-policy: any but noeviction may lose tasks"
         elif self.eviction != "noeviction":
@@ -130,11 +148,22 @@ def _lines(*sections: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for section in sections for line in section.decode().splitlines() if ":" in line)
 
 
-def _version(info: Mapping[str, str]) -> str:
+def _kind_and_version(info: Mapping[str, str]) -> tuple[str, str]:
     for fork in _FORKS:
         if own := info.get(f"{fork}_version"):
-            return f"{fork.title()} {own}"
-    return f"Redis {info.get('redis_version') or '?'}"
+            return fork.title(), own
+    return "Redis", info.get("redis_version") or "?"
+
+
+def _uses(info: Mapping[str, str], *, encrypted: bool) -> Sequence[Condition]:
+    """Return the features that a server uses, as far as INFO tells them."""
+    mode = info.get("redis_mode") or info.get("server_mode")
+    found: tuple[tuple[Condition, bool], ...] = (
+        ("tls", encrypted),
+        ("cluster", mode == "cluster"),
+        ("append-only", info.get("aof_enabled") == "1"),
+    )
+    return [condition for condition, used in found if used]
 
 
 def check_kind(address: Address, info: bytes) -> None:
@@ -231,11 +260,11 @@ def _check(
     if server_section:
         check_kind(address, server_section)
     info = _lines(*(section for section in sections if section))
-    server = _Server.read(info, *answers[len(_INFO) :])
+    server = _Server.read(info, *answers[len(_INFO) :], encrypted=address.encrypted)
     where = f"{address.shown}, primary {name}," if name else address.shown
     if server.missing:
         raise Refused(
-            f"{where} is {server.version} and does not have the commands {', '.join(server.missing)}: "
+            f"{where} is {server.shown} and does not have the commands {', '.join(server.missing)}: "
             f"Perdure needs Redis {_oldest()} or newer, or Valkey"
         )
     if requirements.require_durable and (lacking := [*server.lacking()]):

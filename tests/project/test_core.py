@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Final
 
-MODULES: Final = 189
+MODULES: Final = 190
 """Limit of the modules of the package that a program with one plain task loads."""
 
 PROGRAM: Final = """

@@ -16,6 +16,7 @@ from perdure import Producer
 from perdure.queues import Address, Gateway, Refused
 from perdure.queues.transport import server_check
 from perdure.queues.transport.pipelining import _Transport
+from perdure.queues.transport.releases import Condition, FixedRelease, Version
 from perdure.queues.transport.server_check import ServerRequirements
 
 from tests.conftest import default_kind
@@ -35,6 +36,7 @@ Serve = Callable[..., str]
 def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """The log, as if this process had not logged any finding before."""
     monkeypatch.setattr(server_check, "_logged", set())
+    monkeypatch.setattr(server_check, "missing_fixes", lambda *_: ())  # the server of the test may be an old one
     caplog.set_level(logging.INFO, "perdure")
     return caplog
 
@@ -93,6 +95,49 @@ async def test_eviction_of_keys_with_a_ttl_is_warned_of(serve: Serve, logged: py
 async def test_a_durable_server_is_not_logged(serve: Serve, logged: pytest.LogCaptureFixture) -> None:
     await connect(serve(*DURABLE), ServerRequirements(require_durable=True))
     assert logged.records == []
+
+
+async def test_a_server_of_a_version_with_known_holes_is_warned_of(
+    serve: Serve, logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = serve(*DURABLE)
+    known = ("CVE-1", "a user can run code in the server"), ("BUG-2", "it loses writes")
+    asked: list[tuple[Any, ...]] = []
+
+    def missing(*question: Any) -> list[tuple[FixedRelease, Version]]:
+        asked.append(question)
+        return [(FixedRelease(*defect, {}, "page"), (99, 1, index)) for index, defect in enumerate(known)]
+
+    monkeypatch.setattr(server_check, "missing_fixes", missing)
+    for _ in range(2):
+        await connect(url)
+    ((kind, version, uses),) = {(kind, version, tuple(uses)) for kind, version, uses in asked}
+    assert uses == ("append-only",)
+    shown = f"{kind} {'.'.join(map(str, version))}"
+    (warning,) = messages(logged, logging.WARNING)
+    assert warning == (
+        f"{url} is {shown}, which by its version lacks fixes that {kind} 99.1.1 has: CVE-1, BUG-2; "
+        "upgrade it, unless its distributor has added them"
+    )
+
+
+VALKEY = "redis_version:7.2.4\r\nvalkey_version:8.1.4\r\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "uses"),
+    [
+        (
+            "redis_version:7.2.4\r\nvalkey_version:8.1.4\r\nserver_mode:cluster\r\naof_enabled:1",
+            ["cluster", "append-only"],
+        ),
+        ("redis_version:7.2.4\r\nvalkey_version:8.1.4\r\nserver_mode:standalone\r\naof_enabled:0", []),
+    ],
+)
+def test_the_version_and_the_features_in_use_are_read_from_info(info: str, uses: list[Condition]) -> None:
+    server = server_check._Server.read(dict(line.split(":", 1) for line in f"{VALKEY}{info}".splitlines()))
+    assert (server.kind, server.version, server.uses) == ("Valkey", "8.1.4", uses)
+    assert server_check._Server.read({}, encrypted=True).uses == ["tls"]
 
 
 async def test_the_embedded_server_is_not_logged(logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Examination of a deployment: what is wrong with its server, its rights and its data, and what to do.
 
     result.py       a finding: severity, what was found, its meaning and remedy
-    releases.py     releases of Redis and Valkey with fixes that matter here
     server.py       checks of a server: version, persistence, eviction, memory, replication, clock, latency
     rights.py       checks of the user's rights, and of certificates
     deployment.py   checks of a namespace: format, settings, workers, leases, places of tasks, foreign values

@@ -11,9 +11,9 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from ...queues.transport.gateway import Primary
+from ...queues.transport.releases import Condition, missing_fixes, parse_version
 from ...queues.transport.scripts import pairs
 from ...queues.wording import duration
-from .releases import Condition, missing_fixes, parse_version
 from .result import CheckResult, Severity
 
 _SECTIONS: Final = ("server", "clients", "memory", "persistence", "stats", "replication", "cluster")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perdure.worker.doctor.releases import FIXED_RELEASES, Condition, FixedRelease, missing_fixes, parse_version
+from perdure.queues.transport.releases import FIXED_RELEASES, Condition, FixedRelease, missing_fixes, parse_version
 
 DEFECT = FixedRelease("X", "it loses data", {"Redis": ((6, 2, 20), (7, 2, 11), (8, 0, 4))}, "https://example.org")
 
