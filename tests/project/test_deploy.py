@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import string
 import subprocess
 import sys
@@ -31,7 +32,7 @@ import psutil
 import pytest
 import redis
 import yaml
-from perdure import Producer, TaskHandle
+from perdure import Producer, TaskHandle, Unavailable
 from perdure.queues.transport.rights import ROLES
 from perdure.worker.settings import load_settings
 
@@ -225,15 +226,15 @@ def server() -> Iterator[RedisServer]:
 class Guarded:
     """A server that start.sh has started, and the password of each role."""
 
-    socket: Path
+    file: Path
     passwords: dict[str, str]
 
     def url(self, role: str) -> str:
-        return f"unix://{role}:{self.passwords[role]}@{self.socket}"
+        return f"unix://{role}:{self.passwords[role]}@{self.file}"
 
     def client(self, role: str, password: str | None = None) -> redis.Redis:
         secret = self.passwords[role] if password is None else password
-        return redis.Redis(unix_socket_path=str(self.socket), username=role, password=secret, protocol=2)
+        return redis.Redis(unix_socket_path=str(self.file), username=role, password=secret, protocol=2)
 
 
 @pytest.fixture
@@ -256,10 +257,10 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
         "USERS": str(tmp_path / "users.acl"),
         "SERVER": str(program),
     }
-    socket = tmp_path / "valkey.sock"
-    command = ["/bin/sh", str(valkey / "start.sh"), "--port", "0", "--unixsocket", str(socket)]
+    file = tmp_path / "valkey.sock"
+    command = ["/bin/sh", str(valkey / "start.sh"), "--port", "0", "--unixsocket", str(file)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        guarded = Guarded(socket, passwords)
+        guarded = Guarded(file, passwords)
         try:
             with guarded.client("health", "any") as client:
                 until_it_answers(client)
@@ -481,7 +482,7 @@ def test_composes_health_check_tells_a_server_that_serves_from_one_that_does_not
     assert (kind, program) == ("CMD", "valkey-cli")
 
     def check() -> int:
-        return call(["redis-cli", "-s", guarded.socket, *args]).returncode
+        return call(["redis-cli", "-s", guarded.file, *args]).returncode
 
     assert check() == 0
     with guarded.client("operator") as client, pytest.raises(redis.exceptions.NoPermissionError):
@@ -509,7 +510,7 @@ def test_valkey_lets_in_users_with_their_passwords_only(guarded: Guarded) -> Non
             client.ping()
     with guarded.client("health", "any") as client, pytest.raises(redis.exceptions.NoPermissionError):
         client.get("{perdure}:queues")
-    with redis.Redis(unix_socket_path=str(guarded.socket)) as client, pytest.raises(redis.exceptions.RedisError):
+    with redis.Redis(unix_socket_path=str(guarded.file)) as client, pytest.raises(redis.exceptions.RedisError):
         client.ping()
     with guarded.client("worker") as client:
         assert client.info("persistence")["aof_enabled"] == 1
@@ -525,6 +526,42 @@ def test_a_user_without_a_password_file_is_left_out(guarded: Guarded, tmp_path: 
         "producer",
     }
     assert not any(secret in (tmp_path / "users.acl").read_text() for secret in guarded.passwords.values())
+
+
+async def test_the_server_and_the_workers_of_compose_speak_tls(tmp_path: Path) -> None:
+    """The certificates, the options of the server and the query of the URLs, by a server that is built with TLS."""
+    program = find_program(SYSTEM)
+    if program is None or shutil.which("openssl") is None:
+        pytest.skip("the bundled Valkey is built without TLS, and there is no system one (or no openssl)")
+    tls = yaml.safe_load((DEPLOY / "compose.tls.yaml").read_text())["services"]
+    made = tmp_path / "certificates"
+    for _ in range(2):  # the second run renews the certificate with the same authority
+        run(["/bin/sh", VALKEY / "certificates.sh", made, "valkey", "localhost"], cwd=tmp_path, env=os.environ)
+    assert (made / "server.key").stat().st_mode & 0o077 == 0
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = [word.replace("/etc/certificates", str(made)) for word in tls["valkey"]["command"]]
+    given[given.index("--tls-port") + 1] = str(port)
+    options = [word for word in given if word not in ("--port", "0")]  # RedisServer gives them itself
+    server = RedisServer(program, ("--bind", "127.0.0.1", *options))
+    try:
+        try:
+            server.start()
+        except RuntimeError as error:
+            pytest.skip(f"this redis-server is built without TLS: {error}")
+        for service in ("worker", "metrics", "dashboard"):
+            url = tls[service]["environment"]["PERDURE_REDIS_URL"]
+            assert tls[service]["volumes"] == ["./certificates/ca.crt:/etc/certificates/ca.crt:ro"]
+            query = url.rpartition("?")[2].replace("/etc/certificates", str(made))
+            async with Producer(f"rediss://localhost:{port}/0?{query}") as producer:
+                assert await producer.enqueue("double", {"number": 4}, queue="deployed")
+        stranger = Producer(f"rediss://localhost:{port}/0")
+        stranger.gateway.patience = 0.0
+        with pytest.raises(Unavailable, match=r"(?i)certificate verify failed"):
+            await stranger.__aenter__()
+    finally:
+        server.stop()
 
 
 def test_the_services_of_compose_run_with_the_users_that_they_are_given(image: Image, guarded: Guarded) -> None:

@@ -65,6 +65,29 @@ def test_compose_yaml_is_of_the_compose_specification() -> None:
         assert not service.keys() - known, name
 
 
+def test_compose_with_tls_is_of_the_compose_specification() -> None:
+    """It adds to services of compose.yaml: what it does not have stays."""
+    tls = yaml.safe_load((DEPLOY / "compose.tls.yaml").read_text())
+    ComposeSpecification.model_validate(tls)
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name, service in tls["services"].items():
+        plain = compose["services"][name].get("environment", {}).get("PERDURE_REDIS_URL")
+        if plain is not None:
+            address = service["environment"]["PERDURE_REDIS_URL"].rpartition("?")[0]
+            assert re.sub(r":\?[^}]*", ":?", plain).replace("redis://", "rediss://") == address
+
+
+def test_images_of_others_are_named_by_their_exact_release() -> None:
+    """Three numbers; the digest is left to those who mirror images."""
+    files = [*DEPLOY.glob("*.yaml"), *DEPLOY.rglob("valkey/*.yaml"), *DEPLOY.rglob("kubernetes/**/*.yaml")]
+    images = [
+        match for file in files for match in re.findall(r"^ *(?:- )?image: (\S+)$", file.read_text(), re.MULTILINE)
+    ]
+    others = [image for image in images if image != "perdure"]
+    assert others
+    assert [image for image in others if not re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image)] == []
+
+
 def test_every_service_of_compose_has_least_rights() -> None:
     for name, service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].items():
         assert service["read_only"], name
