@@ -14,7 +14,7 @@ GROUPS := test check docs
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs adapters test test-fast test-build test-browser test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
+.PHONY: help install demo docs adapters test test-fast test-build test-browser test-python test-wheel dist audit coverage test-system test-cluster test-redis62 failover check format
 .PHONY: model replay simulate fuzz bounded evaluate chaos bench bench-scale bench-peers bench-deploys clean
 
 help:
@@ -43,6 +43,7 @@ help:
 	  'make failover     kill primaries and move slots under load, and print the outcomes of the tasks' \
 	  'make chaos        ten minutes of random faults, and a check of all guarantees against a journal (CHAOS)' \
 	  'make adapters     adapters with their frameworks, in an environment each' \
+	  'make audit        known vulnerabilities of the packages that users install' \
 	  'make bench        throughput, step rate, latency and recovery, compared with a raw client' \
 	  'make bench-scale  cost of tasks and idle workers for Redis; writes docs/explanation/scaling.md' \
 	  'make bench-peers  comparison with ten other projects; writes docs/explanation/benchmarks.md (most of an hour)' \
@@ -129,7 +130,14 @@ adapters: install
 
 # The package index needs absolute links, so without an address nothing is built.
 dist: install
+	$(PIP) install --quiet --group release
 	@$(BIN)/python .ci/dist.py '$(REPOSITORY)'
+	@$(BIN)/python .ci/sbom.py dist/perdure-*.whl dist/perdure.cdx.json
+
+# Exit code 3: the advisory database does not answer here.
+audit: install
+	@$(PIP) install --quiet --group release
+	@$(BIN)/python .ci/audit.py
 
 # COVERAGE_TESTS: which of them, as pytest's -m takes it.
 coverage: COVERAGE_TESTS ?= not cluster and not evaluation and not browser
