@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 PACKAGE: Final = ("queues", "deadletter", "worker")
 HELPERS: Final = ("benchmarks", "tests")
-DOCUMENTS: Final = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", "docs")
+DOCUMENTS: Final = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md", "docs")
 
 WORDS: Final = {
     "anew": "again",
