@@ -22,6 +22,10 @@ PerdureError                    every error that Perdure raises on purpose
 │   │   └── NotEncrypted        it is plain, and only encrypted data is accepted
 │   ├── NoKey                   a message to encrypted data, from a process without a key
 │   ├── LeaseLost               a write was refused because another worker has the delivery
+│   │   └── StoreFenced         a later run of the task has used the namespace of the key-value store
+│   ├── StoreError              an entry of the key-value store cannot be stored or read
+│   │   ├── StoreConflict       it has another version than the caller expected; nothing was changed
+│   │   └── StoreFull           the namespace has the most entries that it may have
 │   ├── EntriesLost             a write was refused because Redis has lost entries of the checkpoint
 │   ├── HandOffRefused          a task cannot be continued as the task asked for
 │   ├── StillRunning            a task that has not ended cannot be restarted
@@ -269,6 +273,44 @@ class LeaseLost(QueueError):
         super().__init__(f"task {task_id}: {act} refused, the lease has passed to another worker")
         self.task_id = task_id
         self.act = act
+
+
+class StoreFenced(LeaseLost):
+    """A later run of the task has used the namespace of the key-value store; nothing was changed."""
+
+    def __init__(self, task_id: str, namespace: str) -> None:
+        super().__init__(task_id, f"use of namespace {namespace!r} of the key-value store")
+
+
+class StoreError(QueueError):
+    """An entry of the key-value store cannot be stored or read."""
+
+
+class StoreConflict(StoreError):
+    """An entry has another version than a batch requires; nothing was changed.
+
+    expected: 0 if it must not exist. version: the one that it has, 0 if it does not exist.
+    """
+
+    def __init__(self, namespace: str, key: str, expected: int, version: int) -> None:
+        found = f"it has version {version}" if version else "it does not exist"
+        wanted = f"version {expected}" if expected else "no entry"
+        super().__init__(
+            f"entry {key!r} of namespace {namespace!r} was not as expected: {found}, expected {wanted}; nothing was "
+            "changed: read it again and repeat the change"
+        )
+        self.namespace, self.key, self.expected, self.version = namespace, key, expected, version
+
+
+class StoreFull(StoreError):
+    """A namespace of the key-value store has the most entries that it may have; nothing was changed."""
+
+    def __init__(self, namespace: str, entries: int) -> None:
+        super().__init__(
+            f"namespace {namespace!r} of the key-value store has {entries:,} entries, the most that one may have: "
+            "delete some, give them a ttl, or spread them over several namespaces"
+        )
+        self.namespace, self.entries = namespace, entries
 
 
 class EntriesLost(QueueError):

@@ -94,6 +94,22 @@ on one server.
     {ns:~budgets:n}:asks:ID       zset    workers             tasks that wait for the budget (score: ms); TTL of 15 min
     {ns:~budgets:n}:ledgers       zset    workers             ids of named ledgers (score: ms of the last charge);
                                                               TTL of 400 days, renewed
+    {ns:~store:ID}:entries        hash    programs, workers   entries of a namespace of the key-value store; until they
+                                                              are deleted or have expired
+    {ns:~store:ID}:names          zset    programs, workers   their keys, sorted (score: 0); as long as they
+    {ns:~store:ID}:expiries       zset    programs, workers   keys of entries that expire (score: ms); as long as they
+    {ns:~store:ID}:fences         hash    workers             newest token of each task that uses the namespace, see
+                                                              store.lua; TTL of seven days, renewed
+    {ns:~store:ID}:users          zset    workers             these tasks (score: ms of the last use), at most 100,000;
+                                                              TTL of seven days, renewed
+    {ns:~store:ID}:batches        zset    programs, workers   ids of batches (score: version), at most 100,000; TTL of
+                                                              an hour
+    {ns:~store:ID}:acts           zset    workers             ids of batches of steps (score: version), at most 10,000;
+                                                              TTL of seven days
+    {ns:~store:ID}:upload:UPLOAD  hash    programs, workers   TTL of ten minutes: chunks of a large value
+    {ns:~store:ID}:value:UPLOAD   hash    programs, workers   chunks of a large value; as long as its entry
+    {ns}:stores                   zset    programs, workers   namespaces of the key-value store (score: 0), until a list
+                                                              finds one empty
     {ns}:schedules                zset    workers, operators  names of schedules (score: ms of the next look)
     {ns}:schedule:NAME            hash    workers, operators  until it is removed, or no worker has published it for a
                                                               month; then an hour
@@ -231,6 +247,7 @@ _TYPES: Final = {
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
         *("control:pause:*", "join:*", "limit:*", "control:limit:*", "schedule:*", "control:job:*", "ledger:*"),
+        *("entries", "fences", "value:*"),
     ),
     "set": ("open:*",),
     "list": ("todo:*",),
@@ -240,6 +257,7 @@ _TYPES: Final = {
         *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
         *("waiting", "outbox", "joins", "stream-keys:*", "holders:*", "waiters:*", "rings", "turns:*", "limited:*"),
         *("limits", "kept", "schedules", "paused", "control:jobs", "ledgers", "charged:*", "asks:*"),
+        *("names", "expiries", "users", "batches", "acts", "stores"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -497,6 +515,32 @@ class LedgerKeys(NamedTuple):
     place: Partition
 
 
+class StoreKeys(NamedTuple):
+    """Keys of a namespace of the key-value store, and the place as which its values are encrypted: one hash slot.
+
+    entries, names, expiries: entries, their sorted keys, and those that expire. fences, users: newest token of each
+    task, and the tasks by their last use. batches, acts: ids of batches, and those of steps.
+    """
+
+    entries: str
+    names: str
+    expiries: str
+    fences: str
+    users: str
+    batches: str
+    acts: str
+    digest: str
+    place: Partition
+
+    def upload(self, upload: str) -> str:
+        """Return the key of the chunks of a value that no entry has yet."""
+        return f"{self.entries.removesuffix('entries')}upload:{upload}"
+
+    def value(self, upload: str) -> str:
+        """Return the key of the chunks of a large value."""
+        return f"{self.entries.removesuffix('entries')}value:{upload}"
+
+
 @dataclass(frozen=True, slots=True)
 class LimitKeys:
     """Keys of all limits of a namespace: one hash slot, so that one script takes several. No queue has its name."""
@@ -572,7 +616,16 @@ class Namespace:
     def shared_keys(self) -> tuple[str, ...]:
         """The keys of the namespace that are not of one worker, queue or app."""
         registries = (self.workers, self.supervisors, self.catalog, self.workspaces)
-        own = (self.queues, self.deployment, self.config, self.paused, self.pauses, self.schedules, self.jobs)
+        own = (
+            self.queues,
+            self.deployment,
+            self.config,
+            self.paused,
+            self.pauses,
+            self.schedules,
+            self.jobs,
+            self.stores,
+        )
         return (*own, self.session_lock, self.schedule_lock, *registries)
 
     @property
@@ -600,6 +653,26 @@ class Namespace:
     def ledger_index(self, index: int) -> str:
         """Return the key of the ids of named ledgers in one hash slot."""
         return f"{{{self.name}:~budgets:{index}}}:ledgers"
+
+    def store(self, parts: Sequence[str]) -> StoreKeys:
+        """Return the keys of a namespace of the key-value store. No queue has the name of its place."""
+        digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+        tag = f"{{{self.name}:~store:{digest}}}"
+        return StoreKeys(
+            f"{tag}:entries",
+            f"{tag}:names",
+            f"{tag}:expiries",
+            f"{tag}:fences",
+            f"{tag}:users",
+            f"{tag}:batches",
+            f"{tag}:acts",
+            digest,
+            Partition(self.name, "~store", 0),
+        )
+
+    @property
+    def stores(self) -> str:
+        return f"{{{self.name}}}:stores"
 
     @property
     def limits(self) -> LimitKeys:

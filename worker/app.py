@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .agents.resume_notice import OnResume
     from .durable.prices import Prices
     from .session import Session
+    from .store import Stores
     from .workspace.shared_workspace import SharedWorkspace
 
 _MONTH: Final = 30 * 86_400.0
@@ -215,6 +216,13 @@ class App:
         from .workspace.shared_workspace import SharedWorkspace
 
         return SharedWorkspace(self.producer.gateway, self.settings, name, by=by)
+
+    @property
+    def store(self) -> Stores:
+        """The key-value store: `app.store("threads", "user-42")` returns a namespace, see `Store`."""
+        from .store import Stores
+
+        return Stores(lambda: (self.producer.gateway, self.settings))
 
     @property
     def enqueue_chain(self) -> Chain | None:

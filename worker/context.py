@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .durable.task_capacity import TaskCapacity
     from .durable.values import Values
     from .memory.task_memory import TaskMemory
+    from .store import Store
     from .workspace.shared_workspace import SharedWorkspace
     from .workspace.task_workspace import Workspace
 
@@ -204,6 +205,12 @@ class Context(TaskInfo, StepCaller):
         from .workspace.shared_workspace import SharedWorkspace
 
         return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id, run=self._run)
+
+    def store(self, *parts: str | Sequence[str]) -> Store:
+        """Return a namespace of the key-value store, by the parts of its name: `ctx.store("threads", "user-42")`."""
+        from .store import store_of
+
+        return store_of(self._run, parts)
 
     @property
     def values(self) -> Values:

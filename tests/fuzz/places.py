@@ -115,6 +115,7 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
             "unique",
             "ledger",
             "ledger_index",
+            "store",
         }
         | {
             "limits",
@@ -174,6 +175,8 @@ def places(namespace: Namespace, partition: Partition, sessions: SessionPartitio
     ledger_types: dict[str, Type] = {"ledger": "hash", "charged": "zset", "asks": "zset"}
     for name, kind in ledger_types.items():
         yield Place(f"Namespace.ledger.{name}", kind, f"{budgets}{name}:".encode(), named=True)
+    store = f"{{{namespace.name}:~store:"
+    yield Place("Namespace.store", "hash", store.encode(), named=True)
     yield Place("Namespace.ledger_index", "zset", f"{budgets}ledgers".encode(), named=False)
 
 

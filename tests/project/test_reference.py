@@ -347,7 +347,7 @@ PLACEHOLDERS = {
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
 NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique", "limits", "lane"}
 NO_KEYS |= {"ledger", "ledger_index", "pause_place", "pause_channel"}
-NO_KEYS |= {"schedule_place", "schedule_channel", "job_place"}
+NO_KEYS |= {"store", "schedule_place", "schedule_channel", "job_place"}
 NO_KEYS_OF_LIMITS: Final = {"namespace", "place", "of_uses"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
@@ -396,6 +396,12 @@ def test_storage_page_lists_every_key_once(
 def test_storage_page_lists_the_keys_of_budgets() -> None:
     found = {re.sub(r"budgets:\d+", "budgets:n", key) for key in Namespace("ns").ledger("ID")[:-1]}
     assert_same(names(section(STORAGE, "Keys of budgets")), found)
+
+
+def test_storage_page_lists_the_keys_of_the_store() -> None:
+    keys = Namespace("ns").store(["threads"])
+    made = [*keys[:-2], keys.upload("UPLOAD"), keys.value("UPLOAD")]
+    assert_same(names(section(STORAGE, "Keys of the store")), {key.replace(keys.digest, "ID") for key in made})
 
 
 def written_fields() -> set[str]:
