@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         SessionFull,
         SessionNotFound,
         StillRunning,
+        StoreConflict,
+        StoreError,
+        StoreFenced,
         StreamTrimmed,
         TaskCancelled,
         TaskEnded,
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
     from .worker.runtime.worker import Worker
     from .worker.session import Session, TurnHandle
     from .worker.settings import Settings
+    from .worker.store import Store, StoreBatch, StoreEntry
     from .worker.sync_context import SyncContext
 
 __all__ = [
@@ -147,6 +151,12 @@ __all__ = [
     "StepTimeout",
     "StillRunning",
     "Stop",
+    "Store",
+    "StoreBatch",
+    "StoreConflict",
+    "StoreEntry",
+    "StoreError",
+    "StoreFenced",
     "StreamItem",
     "StreamTrimmed",
     "SyncContext",
@@ -234,6 +244,12 @@ _HOMES = {
     "StepTimeout": ".worker.errors",
     "StillRunning": ".queues.errors",
     "Stop": ".worker.durable.stop_reasons",
+    "Store": ".worker.store",
+    "StoreBatch": ".worker.store",
+    "StoreConflict": ".queues.errors",
+    "StoreEntry": ".worker.store",
+    "StoreError": ".queues.errors",
+    "StoreFenced": ".queues.errors",
     "StreamItem": ".queues.streams",
     "StreamTrimmed": ".queues.errors",
     "SyncContext": ".worker.sync_context",

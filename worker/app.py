@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -220,9 +220,12 @@ class App:
     @property
     def store(self) -> Stores:
         """The key-value store: `app.store("threads", "user-42")` returns a namespace, see `Store`."""
-        from .store import Stores
+        from .store import StoreHost, Stores
 
-        return Stores(lambda: (self.producer.gateway, self.settings))
+        def call(function: Callable[[], Coroutine[Any, Any, Any]], instead: str) -> Any:
+            return self._sync.call(lambda _: function(), instead)
+
+        return Stores(StoreHost(lambda: (self.producer.gateway, self.settings), call))
 
     @property
     def enqueue_chain(self) -> Chain | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from ..queues.keys import Namespace
 from ..queues.store.entries import (
     MAX_TTL_MS,
     NO_FENCE,
-    Change,
+    EntryChange,
     Fence,
     Form,
     NamespaceEntries,
@@ -37,14 +37,26 @@ from ..queues.store.entries import (
 )
 from ..queues.store.names import Name, StoreNames, check_parts, shown_name
 from ..queues.transport.gateway import Gateway
+from ..queues.transport.threadsafe_calls import blocking
 from .durable.json_types import JsonType
 from .durable.run import Run
 from .durable.steps.current import CURRENT_RUN, Step, step_here
 from .errors import first_problem
 from .settings import Settings
 
-Connection: TypeAlias = Callable[[], tuple[Gateway, Settings]]
-"""Returns the connection that a store uses, and the settings of its app."""
+R = TypeVar("R")
+
+
+class StoreHost(NamedTuple):
+    """App or run whose connection a store uses.
+
+    Attributes:
+        connect: returns the connection and the settings.
+        call: runs a coroutine function from a thread; it also gets the asynchronous call for an error.
+    """
+
+    connect: Callable[[], tuple[Gateway, Settings]]
+    call: Callable[[Callable[[], Coroutine[Any, Any, Any]], str], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +82,16 @@ class StoreBatch:
     """Changes that are done together or not at all: `async with threads.batch() as batch:`.
 
     Conditions are compared with what is stored before the first change. The changes are sent at the end of the block; a
-    block that raises sends nothing.
+    block that raises sends nothing. Synchronous code writes `with threads.batch() as batch:`.
 
     Attributes:
         version: of the entries that the batch has put, after the block; 0 before.
     """
 
-    def __init__(self, write: Callable[[Sequence[Change]], Any], shown: str) -> None:
-        self._write = write
-        self._shown = shown
-        self._changes: list[Change] = []
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shown = store._shown
+        self._changes: list[EntryChange] = []
         self.version = 0
 
     def put(self, key: str, value: Any, *, ttl: Duration | None = None, expected: int | None = None) -> None:
@@ -88,15 +100,15 @@ class StoreBatch:
 
     def delete(self, key: str, *, expected: int | None = None) -> None:
         """Delete an entry, see `Store.delete`."""
-        self._changes.append(Change("delete", _checked(key), _version(expected)))
+        self._changes.append(EntryChange("delete", _checked(key), _version(expected)))
 
     def delete_prefix(self, prefix: str) -> None:
-        """Delete all entries whose keys begin with a text."""
-        self._changes.append(Change("prefix", _checked(prefix)))
+        """Delete all entries whose keys begin with a text; all of them if it is empty."""
+        self._changes.append(EntryChange("prefix", _checked(prefix) if prefix else ""))
 
     def require(self, key: str, expected: int) -> None:
         """Require that an entry has a version, 0 if it must not exist, without changing it."""
-        self._changes.append(Change("check", _checked(key), _version(expected)))
+        self._changes.append(EntryChange("check", _checked(key), _version(expected)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,25 +116,39 @@ class StoreBatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self._changes:
-            changes, self._changes = self._changes, []
-            self.version = await self._write(changes)
+        if error is None:
+            await self.send()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._store._run_blocking(lambda _: self.send(), "async with store.batch():")
+
+    async def send(self) -> None:
+        """Do the changes now, in place of the end of the block."""
+        changes, self._changes = self._changes, []
+        if changes:
+            self.version = await self._store._write(changes)
 
 
 class Store:
     """Entries of one namespace of the key-value store. All of them share a hash slot of a cluster.
 
-    Calls raise `StoreFenced` if a later run of the task has used the namespace, and `QueueError` if Redis does not
-    answer.
+    Synchronous code calls `put_sync`, `get_sync` and so on. Calls raise `StoreFenced` if a later run of the task has
+    used the namespace, and `Unavailable` if Redis does not answer.
     """
 
-    def __init__(self, connect: Connection, name: Name, *, run: Run | None = None) -> None:
+    def __init__(self, host: StoreHost, name: Name, *, run: Run | None = None) -> None:
         """Args:
-        connect: called by each use of the store.
+        host: the app, or the run whose connection it uses.
         run: the run that uses the store; else the one that is current at each call.
         """
         self.name = name
-        self._connect = connect
+        self._host = host
         self._run = run
 
     async def put(
@@ -149,7 +175,7 @@ class Store:
 
     async def delete(self, key: str, *, expected: int | None = None) -> None:
         """Delete an entry. One that does not exist is no error. Raises `StoreConflict`."""
-        await self._write([Change("delete", _checked(key), _version(expected))])
+        await self._write([EntryChange("delete", _checked(key), _version(expected))])
 
     async def get(self, key: str, default: Any = None, *, type: Any = None) -> Any:
         """Return the value of an entry, or the default if it does not exist.
@@ -207,11 +233,43 @@ class Store:
 
         The end of the block raises `StoreConflict`, which names the key, and what `put` raises.
         """
-        return StoreBatch(self._write, self._shown)
+        return StoreBatch(self)
 
     async def clear(self) -> None:
         """Delete all entries."""
-        await self._write([Change("prefix", "")])
+        await self._write([EntryChange("prefix", "")])
+
+    def _run_blocking(self, call: Callable[[Store], Coroutine[Any, Any, R]], instead: str) -> R:
+        result: R = self._host.call(lambda: call(self), instead)
+        return result
+
+    def _run_method(self, call: Callable[[Store], Coroutine[Any, Any, R]], instead: str) -> R:
+        return self._run_blocking(call, f"await store.{instead}")
+
+    put_sync = blocking(put, _run_method)
+    delete_sync = blocking(delete, _run_method)
+    get_sync = blocking(get, _run_method)
+    entry_sync = blocking(entry, _run_method)
+    get_many_sync = blocking(get_many, _run_method)
+    clear_sync = blocking(clear, _run_method)
+
+    def list_sync(
+        self,
+        prefix: str = "",
+        *,
+        after: str = "",
+        reverse: bool = False,
+        limit: int | None = None,
+        values: bool = True,
+        type: Any = None,
+    ) -> Sequence[StoreEntry]:
+        """Return the entries that `list` yields."""
+
+        async def read(store: Store) -> Sequence[StoreEntry]:
+            found = store.list(prefix, after=after, reverse=reverse, limit=limit, values=values, type=type)
+            return [entry async for entry in found]
+
+        return self._run_blocking(read, "async for entry in store.list():")
 
     @property
     def _shown(self) -> str:
@@ -226,7 +284,7 @@ class Store:
         run = self._user
         if run is not None:
             await run.check_stopped()
-        gateway, settings = self._connect()
+        gateway, settings = self._host.connect()
         entries = entries_of(gateway, settings, self.name)
         if run is None:
             return entries, NO_FENCE
@@ -240,14 +298,14 @@ class Store:
             self._end_run()
             raise
 
-    async def _write(self, changes: Sequence[Change]) -> int:
+    async def _write(self, changes: Sequence[EntryChange]) -> int:
         entries, fence = await self._use()
         step, batch, act, number = step_here(), "", "", ""
         if step is not None:  # the n-th change of these keys within the step has the same id in each run of it
             place = "\0".join((*self.name, "", *(f"{change.act} {change.key}" for change in changes)))
             done = _done.setdefault(step, Counter())
-            number = f"{step.idempotency_key}\0{place}\0{done[place]}"
-            done[place] += 1
+            number = f"{step.idempotency_key}\0{place}\0{done[step.attempt, place]}"
+            done[step.attempt, place] += 1
             act = uuid.uuid5(_ACTS, number).hex
             batch = uuid.uuid5(_ACTS, f"{number}\0{digest_changes(changes)}").hex
         try:
@@ -268,8 +326,8 @@ class Store:
 _ACTS: Final = uuid.UUID("5a5e0d4c-6f0b-4f0e-8f0c-0d4a3b1e9c61")
 """Name space of the ids of changes within steps (RFC 9562, version 5)."""
 
-_done: WeakKeyDictionary[Step, Counter[str]] = WeakKeyDictionary()
-"""Changes that running steps have made."""
+_done: WeakKeyDictionary[Step, Counter[tuple[int, str]]] = WeakKeyDictionary()
+"""Changes that running steps have made, by the number of the try."""
 
 _names: WeakKeyDictionary[Gateway, StoreNames] = WeakKeyDictionary()
 """Names of namespaces, by the connection."""
@@ -278,15 +336,15 @@ _names: WeakKeyDictionary[Gateway, StoreNames] = WeakKeyDictionary()
 class Stores:
     """The namespaces of an app's key-value store: `app.store("threads", "user-42")`."""
 
-    def __init__(self, connect: Connection) -> None:
-        self._connect = connect
+    def __init__(self, host: StoreHost) -> None:
+        self._host = host
 
     def __call__(self, *parts: str | Sequence[str]) -> Store:
         """Return a namespace, by the parts of its name: 1 to 16 texts, or a tuple of them. Nothing is sent.
 
         Raises `ValueError`.
         """
-        return Store(self._connect, name_of(parts))
+        return Store(self._host, name_of(parts))
 
     async def namespaces(self, prefix: str | Sequence[str] = (), *, after: Sequence[str] = ()) -> AsyncIterator[Name]:
         """Yield the names of the namespaces that have entries, sorted by their parts.
@@ -295,7 +353,7 @@ class Stores:
             prefix: first parts of their names.
             after: name after which the list continues.
         """
-        gateway, settings = self._connect()
+        gateway, settings = self._host.connect()
         names = names_of(gateway, Namespace(settings.namespace))
         async for name in names.list((prefix,) if isinstance(prefix, str) else prefix, after=after):
             yield name
@@ -308,7 +366,11 @@ def name_of(parts: Sequence[Any]) -> Name:
 
 def store_of(run: Run, parts: Sequence[Any]) -> Store:
     """Return a namespace that a run uses. Raises `ValueError`."""
-    return Store(lambda: (run.gateway, run.settings), name_of(parts), run=run)
+
+    def call(function: Callable[[], Coroutine[Any, Any, Any]], instead: str) -> Any:
+        return run.gateway.sync_caller.call(function, instead)
+
+    return Store(StoreHost(lambda: (run.gateway, run.settings), call), name_of(parts), run=run)
 
 
 def names_of(gateway: Gateway, namespace: Namespace) -> StoreNames:
@@ -328,7 +390,7 @@ def entries_of(gateway: Gateway, settings: Settings, name: Name) -> NamespaceEnt
     )
 
 
-def _put(shown: str, key: str, value: Any, ttl: Duration | None, expected: int | None) -> Change:
+def _put(shown: str, key: str, value: Any, ttl: Duration | None, expected: int | None) -> EntryChange:
     check_key(key)
     form: Form = "b"
     if isinstance(value, bytes | bytearray | memoryview):
@@ -342,7 +404,7 @@ def _put(shown: str, key: str, value: Any, ttl: Duration | None, expected: int |
     milliseconds = 0 if ttl is None else round(to_seconds(ttl, "ttl") * 1000)
     if ttl is not None and not 1 <= milliseconds <= MAX_TTL_MS:
         raise ValueError(f"ttl must be 0.001 seconds to 100 years, got {ttl!r}")
-    return Change("put", key, _version(expected), milliseconds, form, data)
+    return EntryChange("put", key, _version(expected), milliseconds, form, data)
 
 
 def _checked(key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from asyncio import CancelledError
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SyncMemory,
         SyncResumeInfo,
         SyncSharedWorkspace,
+        SyncStore,
         SyncValues,
         SyncWait,
         SyncWorkspace,
@@ -168,6 +169,12 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
         from .sync_parts import SyncSharedWorkspace
 
         return SyncSharedWorkspace(self._wrapped.shared_workspace(name))
+
+    def store(self, *parts: str | Sequence[str]) -> SyncStore:
+        """Return a namespace of the key-value store, by the parts of its name."""
+        from .sync_parts import SyncStore
+
+        return SyncStore(self._wrapped.store(*parts))
 
     def resume_info(self) -> SyncResumeInfo:
         """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""

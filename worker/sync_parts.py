@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .durable.sync.blocking import Blocking, blocking
 from .durable.sync.session import call_in_loop
 from .durable.values import Values
 from .memory.task_memory import TaskMemory
+from .store import Store, StoreBatch, StoreEntry
 from .workspace.shared_workspace import SharedWorkspace
 from .workspace.task_workspace import Workspace
 
@@ -65,6 +67,46 @@ class SyncSharedWorkspace(Blocking[SharedWorkspace]):
     find = blocking(SharedWorkspace.find)
     read = blocking(SharedWorkspace.read)
     list = blocking(SharedWorkspace.list)
+
+
+class SyncStore(Blocking[Store]):
+    """Entries of a namespace of the key-value store; see `Store`."""
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        return self._wrapped.name
+
+    put = blocking(Store.put)
+    delete = blocking(Store.delete)
+    get = blocking(Store.get)
+    entry = blocking(Store.entry)
+    get_many = blocking(Store.get_many)
+    clear = blocking(Store.clear)
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        after: str = "",
+        reverse: bool = False,
+        limit: int | None = None,
+        values: bool = True,
+        type: Any = None,
+    ) -> Sequence[StoreEntry]:
+        """Return entries, see `Store.list`."""
+
+        async def read() -> Sequence[StoreEntry]:
+            found = self._wrapped.list(prefix, after=after, reverse=reverse, limit=limit, values=values, type=type)
+            return [entry async for entry in found]
+
+        return call_in_loop(read)
+
+    @contextmanager
+    def batch(self) -> Iterator[StoreBatch]:
+        """Return changes that are done together or not at all, see `Store.batch`."""
+        batch = self._wrapped.batch()
+        yield batch
+        call_in_loop(batch.send)
 
 
 class SyncArtifacts(Blocking[Artifacts]):

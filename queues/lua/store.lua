@@ -10,7 +10,7 @@
 -- between its deliveries.
 -- now: the time of Redis in milliseconds.
 -- text(number): a number as the digits of a whole one.
--- newer(fences, at): the token that is newer than that of this access, as `MS-SEQ COUNT`; false if there is none. at: index
+-- newer(fences, at): the token that is newer than that of this access, as `MS-SEQ COUNT`; false without one. at: index
 --   in ARGV of the task ('' outside of a task), ms and sequence number of its entry, delivery count.
 -- note(fences, users, at): keep the token, after `newer`.
 -- alive(packed): whether a stored entry, `VERSION EXPIRES FORM DATA`, exists and has not expired.

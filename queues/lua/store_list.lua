@@ -12,11 +12,12 @@ local held = newer(KEYS[3], 1)
 if held then
   return {'fenced', held}
 end
-local command, from, to = 'ZRANGEBYLEX', ARGV[5], ARGV[6]
+local keys
 if ARGV[7] == '1' then
-  command, from, to = 'ZREVRANGEBYLEX', ARGV[6], ARGV[5]
+  keys = redis.call('ZREVRANGEBYLEX', KEYS[2], ARGV[6], ARGV[5], 'LIMIT', 0, ARGV[8])
+else
+  keys = redis.call('ZRANGEBYLEX', KEYS[2], ARGV[5], ARGV[6], 'LIMIT', 0, ARGV[8])
 end
-local keys = redis.call(command, KEYS[2], from, to, 'LIMIT', 0, ARGV[8])
 local reply, size, last = {'read', ''}, 0, 0
 for i, key in ipairs(keys) do
   local packed = redis.call('HGET', KEYS[1], 'e:' .. key)

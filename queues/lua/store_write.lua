@@ -1,7 +1,6 @@
 -- include: store
 -- Execute a batch of changes of a namespace of the key-value store, if all of its conditions hold.
--- KEYS  entries, sorted keys, keys by the time of their expiry, newest token of each task, tasks by the time of their last
---       access, ids of batches
+-- KEYS  entries, sorted keys, keys by their expiry, newest token of each task, tasks by their last access, ids of batches
 -- ARGV  task ('' outside of a task), ms and sequence number of its entry, delivery count, id of the batch, id of the act of
 --       a step ('' for none) that may make other changes when it is repeated, ms for which the namespace knows both, most
 --       ids that it knows, most entries, then of each change: `put`, `delete`, `check` or `prefix`; the key, or the prefix
@@ -18,7 +17,7 @@
 redis.call('HEXISTS', KEYS[4], '')
 redis.call('ZSCORE', KEYS[5], '')
 local count, timed = redis.call('ZCARD', KEYS[2]), redis.call('ZCARD', KEYS[3])
-local former = tonumber(redis.call('HGET', KEYS[1], 'version') or 0)
+local empty, former = count == 0, tonumber(redis.call('HGET', KEYS[1], 'version') or 0)
 local done = redis.call('ZSCORE', KEYS[6], ARGV[5])
 local own = ARGV[6] ~= '' and redis.call('ZSCORE', KEYS[6], ARGV[6])
 own = own and text(tonumber(own))
@@ -169,4 +168,4 @@ redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', '(' .. text(now - ARGV[7]))
 redis.call('ZREMRANGEBYRANK', KEYS[6], 0, -1 - tonumber(ARGV[8]))
 redis.call('PEXPIRE', KEYS[6], ARGV[7])
 note(KEYS[4], KEYS[5], 1)
-return {'stored', version, former == 0 and '1' or ''}
+return {'stored', version, empty and '1' or ''}

@@ -92,7 +92,7 @@ class StoredEntry:
     data: bytes | None = field(repr=False)
 
 
-class Change(NamedTuple):
+class EntryChange(NamedTuple):
     """A change of a batch.
 
     Attributes:
@@ -194,7 +194,9 @@ class NamespaceEntries:
                 return
             low, high = (low, b"(" + cursor) if reverse else (b"(" + cursor, high)
 
-    async def write(self, changes: Sequence[Change], *, batch: str = "", act: str = "", fence: Fence = NO_FENCE) -> int:
+    async def write(
+        self, changes: Sequence[EntryChange], *, batch: str = "", act: str = "", fence: Fence = NO_FENCE
+    ) -> int:
         """Execute changes, all or none. Return the version that the entries have from then on.
 
         Args:
@@ -238,7 +240,7 @@ class NamespaceEntries:
             )
         return await self._answered(answer, rest, changes, fence)
 
-    async def _answered(self, answer: bytes, rest: list[bytes], changes: Sequence[Change], fence: Fence) -> int:
+    async def _answered(self, answer: bytes, rest: list[bytes], changes: Sequence[EntryChange], fence: Fence) -> int:
         if answer == b"fenced":
             raise StoreFenced(fence.task_id, self._shown)
         if answer == b"conflict":
@@ -260,7 +262,7 @@ class NamespaceEntries:
             raise StoreFenced(fence.task_id, self._shown)
         return reply[1:]
 
-    def _encode(self, change: Change, upload: str) -> tuple[list[Argument], _Upload | None]:
+    def _encode(self, change: EntryChange, upload: str) -> tuple[list[Argument], _Upload | None]:
         key = check_key(change.key) if change.act != "prefix" else change.key.encode()
         expected = "" if change.expected is None else change.expected
         if change.act != "put":
@@ -343,7 +345,7 @@ def check_key(key: object) -> bytes:
     return data
 
 
-def digest_changes(changes: Sequence[Change]) -> str:
+def digest_changes(changes: Sequence[EntryChange]) -> str:
     """Return a hash of changes."""
     digest = hashlib.blake2b(digest_size=16)
     for change in changes:

@@ -2,7 +2,8 @@
 
 A namespace has a name of several parts, such as `("threads", "user-42")`. The list is one sorted set. A process adds a
 name with its first change of the namespace, and again after a change that found it empty; a list removes the names of
-those that it finds empty. So a name that a list removes while another process fills the namespace is added again.
+those that it finds empty, and looks again after that. So a name that a list removes while another process fills the
+namespace is added again, by the one or the other.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ class StoreNames:
         while True:
             command = ("ZRANGEBYLEX", self._namespace.stores, first, b"(" + start + b"\xff", "LIMIT", 0, _PAGE)
             members: list[bytes] = await self._gateway.command(*command)
-            names = [tuple(member.decode().rstrip("\0").split("\0")) for member in members]
+            names = [_name(member) for member in members]
             keys = [self._namespace.store(name) for name in names]
             there = await self._gateway.pipeline([("EXISTS", key.names) for key in keys])
             empty = [member for member, exists in zip(members, there, strict=True) if not exists]
             if empty:
-                await self._gateway.command("ZREM", self._namespace.stores, *empty)
+                await self._remove(empty)
             for name, exists in zip(names, there, strict=True):
                 if exists:
                     yield name
@@ -100,6 +101,19 @@ class StoreNames:
             if len(members) < _PAGE:
                 return
             first = b"(" + members[-1]
+
+    async def _remove(self, members: Sequence[bytes]) -> None:
+        """Remove namespaces that were empty, but for those that another process has filled since."""
+        await self._gateway.command("ZREM", self._namespace.stores, *members)
+        keys = [self._namespace.store(_name(member)) for member in members]
+        there = await self._gateway.pipeline([("EXISTS", key.names) for key in keys])
+        for member, exists in zip(members, there, strict=True):
+            if exists:
+                await self._gateway.command("ZADD", self._namespace.stores, 0, member)
+
+
+def _name(member: bytes) -> Name:
+    return tuple(member.decode().rstrip("\0").split("\0"))
 
 
 def _member(name: Name) -> bytes:

@@ -37,6 +37,7 @@ holds for all scripts.
 | `test_wrong_types` | set_key_aside |
 | `delivery/test_settlement` | release, reschedule |
 | `registries/test_shared_config` | set_config |
+| `test_store` | store_list, store_read, store_write |
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
 | `test_pauses` | await_resume, wake_paused |

@@ -91,6 +91,7 @@ from perdure.queues.sessions.turns import (
     store_correction,
 )
 from perdure.queues.shared_config import set_config
+from perdure.queues.store.entries import EntryChange
 from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
 from perdure.queues.task_filter import TaskFilter
 from perdure.queues.transport.large_results import scan_fields
@@ -105,6 +106,7 @@ from tests import conformance
 from tests.conftest import ON_SERVERS
 from tests.support.consumers import claim_one, consumers, make_due, needs_server, read_one, worker
 from tests.support.delivery_calls import SETTLING, WRITING
+from tests.support.key_values import namespace_entries
 from tests.support.limited_tasks import enqueue as enqueue_limited
 from tests.support.servers import RedisServer, find_program
 from tests.support.servers.every_node import on_every_node
@@ -113,7 +115,7 @@ FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("depth", "limits", "limited", "tag", "turns", "streams", "wake", "watched"),
+    *("depth", "limits", "limited", "store", "tag", "turns", "streams", "wake", "watched"),
 }
 
 
@@ -254,6 +256,16 @@ async def fire(gateway: Gateway, namespace: Namespace) -> None:
     await store.remove("hourly")
 
 
+async def store_entries(gateway: Gateway, namespace: Namespace) -> None:
+    """Call every script of the key-value store."""
+    notes = namespace_entries(gateway, namespace)
+    await notes.write([EntryChange("put", "a", data=b"1")])
+    (found,) = await notes.read(["a"])
+    assert found is not None
+    assert [entry async for entry in notes.scan()] == [found]
+    await notes.write([EntryChange("prefix", "")])
+
+
 async def live(gateway: Gateway, namespace: Namespace) -> None:
     """Call every script once; the heartbeat, which has a client of its own, is in test_leases.py."""
     partition = namespace.partition("default")
@@ -277,6 +289,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert (await update_value(gateway, partition, "park", "speed", 2)).task_id == "park"
         assert [value.value for value in await read_task_values(gateway, partition, "park")] == [2]
         await limit(gateway, namespace)
+        await store_entries(gateway, namespace)
         await fire(gateway, namespace)
         unique = namespace.unique("0" * 32)
         assert (await write_marker(gateway, unique, b"x", b"", 60_000)).taken

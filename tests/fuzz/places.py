@@ -96,6 +96,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "pauses": "hash",
         "jobs": "zset",
         "job": "hash",
+        "stores": "zset",
     },
 }
 """Type of each key, by the attribute or method that makes it."""
@@ -131,6 +132,9 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""
 
 _NAME: Final = "NAME"
+
+STORE: Final = ("notes", "fuzz")
+"""Namespace of the key-value store whose keys are mutated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +179,13 @@ def places(namespace: Namespace, partition: Partition, sessions: SessionPartitio
     ledger_types: dict[str, Type] = {"ledger": "hash", "charged": "zset", "asks": "zset"}
     for name, kind in ledger_types.items():
         yield Place(f"Namespace.ledger.{name}", kind, f"{budgets}{name}:".encode(), named=True)
-    store = f"{{{namespace.name}:~store:"
-    yield Place("Namespace.store", "hash", store.encode(), named=True)
+    store = namespace.store(STORE)
+    for name in ("entries", "fences"):
+        yield Place(f"Namespace.store.{name}", "hash", getattr(store, name).encode(), named=False)
+    for name in ("names", "expiries", "users", "batches", "acts"):
+        yield Place(f"Namespace.store.{name}", "zset", getattr(store, name).encode(), named=False)
+    yield Place("Namespace.store.upload", "hash", store.upload("").encode(), named=True)
+    yield Place("Namespace.store.value", "hash", store.value("").encode(), named=True)
     yield Place("Namespace.ledger_index", "zset", f"{budgets}ledgers".encode(), named=False)
 
 

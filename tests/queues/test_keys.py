@@ -23,7 +23,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 PRELUDES = {
     *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "values", "waits"),
-    *("depth", "limits", "limited", "tag", "turns", "streams", "wake", "watched"),
+    *("depth", "limits", "limited", "store", "tag", "turns", "streams", "wake", "watched"),
 }
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
@@ -41,11 +41,12 @@ FIRST = {
     "EXISTS",
     "DEL",
     "PEXPIRE",
+    "PEXPIREAT",
     "PERSIST",
 }
 FIRST |= {"GET", "GETEX", "GETSET"}
 FIRST |= {"HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "HSTRLEN", "PUBLISH"}
-FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZPOPMIN"}
+FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANGEBYLEX", "ZREVRANGEBYLEX", "ZPOPMIN"}
 FIRST |= {"HSCAN", "HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE", "ZREMRANGEBYRANK"}
 FIRST |= {"SADD", "SREM", "SCARD", "SISMEMBER", "RPUSH", "LRANGE", "LLEN", "LTRIM"}
 SECOND = {"XGROUP", "XINFO"}
@@ -217,6 +218,9 @@ OF_LIMITS = re.compile(
 )
 """Keys that the prelude `limits` makes from the tag of the clock, since only definitions say which a script needs."""
 
+OF_STORE = re.compile(r"root \.\. .+|value|unpack\(values.+\)")
+"""Keys that `store_write` makes from that of the entries, since only they say which values are in chunks."""
+
 OF_LINES = re.compile(r"tag \.\. .+|record|list|turns|rings|key|(task|line|ring)\.(list|turns|record)")
 """Keys that the preludes `turns`, `limited` and `depth` make from the tag of a key: records say which."""
 
@@ -237,6 +241,8 @@ def test_scripts_use_declared_keys_only(path: Path) -> None:
             if call.command == "PUBLISH" and WORKER_CHANNEL.fullmatch(key):
                 continue
             if _includes(path, "streams") and OF_STREAMS.fullmatch(key):
+                continue
+            if _includes(path, "store") and OF_STORE.fullmatch(key):
                 continue
             if _includes(path, "limits") and OF_LIMITS.fullmatch(key):
                 continue

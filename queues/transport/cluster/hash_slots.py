@@ -28,6 +28,7 @@ _KEY_AT: Final = {
             "ZCOUNT",
             "ZRANDMEMBER",
             "ZRANGE",
+            "ZRANGEBYLEX",
             "ZRANK",
             "ZREM",
             "ZREMRANGEBYRANK",

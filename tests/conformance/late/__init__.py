@@ -13,6 +13,7 @@ must change nothing; `test_late_arrivals.py` delivers them there, and compares t
 | `admission` | for tasks that wait for limits |
 | `limits` | of tokens and definitions of limits |
 | `sessions` | for a session |
+| `key_values` | for the key-value store |
 | `workspaces` | for identities and shared files |
 """
 

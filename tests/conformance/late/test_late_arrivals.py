@@ -30,6 +30,7 @@ from tests.conformance.late.chores import (
 )
 from tests.conformance.late.commands import COMMANDS
 from tests.conformance.late.joins import JOINS
+from tests.conformance.late.key_values import KEY_VALUES
 from tests.conformance.late.limits import LIMITS, USES, hold_bytes
 from tests.conformance.late.registrations import REGISTERING, REGISTRATIONS
 from tests.conformance.late.sessions import SESSIONS, address_of, answered
@@ -57,6 +58,7 @@ def scene(
         *ADMISSION.cases,
         *CHORES.cases,
         *JOINS.cases,
+        *KEY_VALUES.cases,
         *LIMITS.cases,
         *REGISTRATIONS.cases,
         *SESSIONS.cases,
