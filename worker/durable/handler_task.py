@@ -230,3 +230,8 @@ class HandlerTask:
     def task(self) -> asyncio.Task[object] | None:
         """The asyncio task of the handler; None before the handler begins and after it ends."""
         return self._task
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the handler."""
+        return self._loop

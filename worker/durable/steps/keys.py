@@ -53,7 +53,7 @@ class StepKeys:
 
     def next(self, name: str) -> str:
         """Return the key of the next step of this name: `read`, `read#2`, `read#3`, in the order of the calls."""
-        name = _SCOPE.get() + name
+        name = self.scope + name
         number = self._names.get(name, 0) + 1
         key = name if number == 1 else f"{name}#{number}"
         if key in self._ahead:
@@ -63,14 +63,14 @@ class StepKeys:
 
     def count(self, name: str) -> tuple[str, int]:
         """Return the key under which calls of this name are counted in the scope here, and the number of this one."""
-        key = _SCOPE.get() + name
+        key = self.scope + name
         self._counts[key] = number = self._counts.get(key, 0) + 1
         return key, number
 
     @contextmanager
     def within_step(self, outer: str, scope: str) -> Iterator[None]:
         """Put the keys of the block under the key of a step. scope: the scope in which that step was called."""
-        token = _SCOPE.set(f"{outer}/{_SCOPE.get().removeprefix(scope)}")
+        token = _SCOPE.set(f"{outer}/{self.scope.removeprefix(scope)}")
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ class StepKeys:
 
     async def find(self, name: str, step_id: str, digests: tuple[str, ...], history: History) -> Match:
         """Return the match of a step with an id. Raises `StepDefinitionError` if this run has called it already."""
-        key = f"{_SCOPE.get()}{name}#:{step_id}"
+        key = f"{self.scope}{name}#:{step_id}"
         if key in self._ahead:
             raise StepDefinitionError(f"step {name!r} must have a unique step_id in its scope, got {step_id!r} twice")
         self._ahead.add(key)
@@ -100,7 +100,7 @@ class StepKeys:
 
         next_only: read the next record; others count only if they are known already.
         """
-        name = _SCOPE.get() + name
+        name = self.scope + name
         while (lowest := self._lowest(name)[1]) not in history.done:
             if await history.read_record(lowest) is None and self._lowest(name)[1] == lowest:
                 break
@@ -114,7 +114,7 @@ class StepKeys:
 
     def match_next(self, name: str, digest: str, history: History) -> tuple[str, bytes] | None:
         """Return the next key and its result if its record is known and fits, as it nearly always does."""
-        name = _SCOPE.get() + name
+        name = self.scope + name
         number = self._names.get(name, 0) + 1
         key = name if number == 1 else f"{name}#{number}"
         if key in self._ahead:
@@ -129,7 +129,7 @@ class StepKeys:
 
     def next_digest(self, name: str, done: Mapping[str, bytes], started: Mapping[str, bytes]) -> str:
         """Return the digest of the call that the next record, or what an earlier run stored before it, is of."""
-        key = self._lowest(_SCOPE.get() + name)[1]
+        key = self._lowest(self.scope + name)[1]
         if (record := done.get(key)) is not None:
             return StepRecord.decode(record).digest
         return str(orjson.loads(started[key]).get("h", "")) if key in started else ""
@@ -157,7 +157,7 @@ class StepKeys:
             rerun: Take the next record if none fits.
             started: What earlier runs stored of such calls before they were recorded, in place of the intents.
         """
-        name = _SCOPE.get() + name
+        name = self.scope + name
         number, key = self._lowest(name)
         if started is None:
             started = history.intents
@@ -258,7 +258,7 @@ class StepKeys:
 
     def caller(self) -> asyncio.Task[object] | None:
         """Return the asyncio task that makes the calls of the scope here; None if several do, or it is not known."""
-        known = self._callers.get(_SCOPE.get())
+        known = self._callers.get(self.scope)
         return None if known is None else known()
 
     @contextmanager
@@ -312,7 +312,7 @@ class StrictStepKeys(StepKeys):
     @property
     def complete(self) -> bool:
         """Whether all recorded steps of the scope here have been called."""
-        return _SCOPE.get() in self._complete
+        return self.scope in self._complete
 
     def restart(self, scope: str) -> None:
         super().restart(scope)
@@ -320,7 +320,7 @@ class StrictStepKeys(StepKeys):
 
     def missed(self, recorded: Iterable[str]) -> list[str]:
         """Return which of the recorded steps are of the scope here and have not been called. A `/` ends a scope."""
-        scope = _SCOPE.get()
+        scope = self.scope
         left = [key for key in recorded if key.startswith(scope) and "/" not in key[len(scope) :]]
         found = self.unasked(left)
         if not found:
