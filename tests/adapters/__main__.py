@@ -39,7 +39,22 @@ class Adapter(NamedTuple):
     python: int = 11
 
 
-ADAPTERS: Final[dict[str, Adapter]] = {}
+ADAPTERS: Final[dict[str, Adapter]] = {
+    "langgraph": Adapter(
+        extra="langgraph",
+        module="perdure.worker.integrations.langgraph",
+        packages=(
+            "langgraph-checkpoint-conformance",
+            "langgraph-checkpoint-postgres",  # imported by the tests of LangGraph, without a server
+            "langgraph-checkpoint-sqlite",
+            "psycopg[binary,pool]",
+            "pycryptodome",
+            "pytest-mock",
+            "syrupy",
+        ),
+        sources=("langgraph", "langgraph-checkpoint-sqlite"),
+    ),
+}
 
 
 def find_python(minor: int) -> str | None:
