@@ -52,7 +52,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
             "pytest-mock",
             "syrupy",
         ),
-        sources=("langgraph", "langgraph-checkpoint-sqlite"),
+        sources=("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite"),
     ),
 }
 

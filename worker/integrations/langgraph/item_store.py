@@ -32,6 +32,7 @@ from langgraph.store.base import (
     ensure_embeddings,
     get_text_at_path,
     tokenize_path,
+    validate_op_namespace,
 )
 
 from ....queues.errors import StoreConflict
@@ -96,8 +97,12 @@ class PerdureStore(BaseStore):
         """Execute operations, reads before writes. The last of several writes of one item counts.
 
         The writes of one namespace are one atomic batch.
+
+        Raises `InvalidNamespaceError`, a `ValueError` of LangGraph, for labels of a namespace that are not valid.
         """
         listed = list(ops)
+        for op in listed:
+            validate_op_namespace(op)
         puts = {(op.namespace, op.key): op for op in listed if isinstance(op, PutOp)}
         if puts:
             check_fence(f"items {self._name!r}", require=self._require_task)

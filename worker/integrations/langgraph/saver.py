@@ -138,8 +138,10 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
         seeds: dict[str, Any] = {}
         stored = await self._read(store, ns, get_checkpoint_id(config)) if channels else None
+        seen: set[str] = set()
         while stored is not None and stored.parent is not None and len(seeds) < len(writes):
-            stored = await self._read(store, ns, stored.parent)
+            seen.add(stored.id)
+            stored = None if stored.parent in seen else await self._read(store, ns, stored.parent)
             if stored is None:
                 break
             left = [channel for channel in writes if channel not in seeds]
@@ -356,7 +358,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
 
     async def _read(self, store: Store, ns: str, checkpoint_id: str | None) -> StoredCheckpoint | None:
         """Return a checkpoint of a namespace, the newest one without an id."""
-        if checkpoint_id is not None:
+        if checkpoint_id:  # an empty one names none
             data = await store.get(checkpoint_key(ns, checkpoint_id))
             return None if data is None else StoredCheckpoint.decode(data, self.serde)
         async for entry in store.list(prefix=f"{CHECKPOINTS}{part(ns)}/", reverse=True, limit=1):
