@@ -54,6 +54,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
         ),
         sources=("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite"),
     ),
+    "pydantic_ai": Adapter(extra="pydantic-ai", module="perdure.worker.integrations.pydantic_ai"),
 }
 
 
