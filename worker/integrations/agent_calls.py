@@ -88,8 +88,16 @@ def wait_name(text: str) -> str:
 
 
 def call_number(ctx: Context, name: str) -> int:
-    """Return the number of a call among those of this name in this run of the task, from 1."""
-    return ctx._run.keys.count(name)[1]
+    """Return the number of a call among those of this name in this run of the task, or try of the step, from 1."""
+    step = step_here()
+    return ctx._run.keys.count(name if step is None else f"{name}:{step.key}:{step.attempt}")[1]
+
+
+def run_id(ctx: Context, name: str) -> str:
+    """Return the id of a run of an agent, the same in each run of the task. name: of the count of these runs."""
+    step = step_here()
+    place = ctx.task_id if step is None else f"{ctx.task_id}:{step.key}"
+    return f"{place}:{call_number(ctx, name)}"
 
 
 def call_step_id(ctx: Context, tool: str, call_id: str | None) -> str | None:

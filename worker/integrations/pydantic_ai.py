@@ -66,6 +66,7 @@ from .agent_calls import (
     call_step_id,
     check_inside,
     durable_context,
+    run_id,
     shortened_item,
     wait_name,
 )
@@ -158,7 +159,7 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
 
     def get_default_run_id(self) -> str | None:
         ctx = durable_context()
-        return None if ctx is None else f"{ctx.task_id}:{call_number(ctx, '#pydantic_ai')}"
+        return None if ctx is None else run_id(ctx, "#pydantic_ai")
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         return conversation_id_from_run_id(run_id) if self.in_durable_context else None

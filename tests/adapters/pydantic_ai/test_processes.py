@@ -29,7 +29,7 @@ def workers(perdure: PerdureFixture, tmp_path: Path) -> Iterator[WorkerProcesses
 async def question(handle: TaskHandle[Any]) -> OpenWait:
     """Wait until the task asks, and return what it asks."""
     async with asyncio.timeout(BOUND):
-        while not (waits := await handle.waits()):
+        while not (waits := await handle.waits()):  # noqa: ASYNC110 - another process opens it
             await asyncio.sleep(0.01)
     (wait,) = waits
     return wait
@@ -84,7 +84,7 @@ async def test_a_decision_after_a_restart_of_every_worker_is_used_once(workers: 
         wait = await question(handle)
         assert wait.shown == {"tool": "pay", "arguments": {"amount": 3}}
         async with asyncio.timeout(BOUND):
-            while await handle.status() is not State.WAITING:
+            while await handle.status() is not State.WAITING:  # noqa: ASYNC110 - another process parks it
                 await asyncio.sleep(0.01)
         workers.kill(first)
         await approve(handle)
