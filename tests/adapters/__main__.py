@@ -54,6 +54,11 @@ ADAPTERS: Final[dict[str, Adapter]] = {
         ),
         sources=("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite"),
     ),
+    "openai_agents": Adapter(
+        extra="openai-agents",
+        module="perdure.worker.integrations.openai_agents",
+        sources=("openai-agents",),
+    ),
     "pydantic_ai": Adapter(extra="pydantic-ai", module="perdure.worker.integrations.pydantic_ai"),
 }
 

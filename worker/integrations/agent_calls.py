@@ -21,19 +21,29 @@ from ..errors import StepOutsideTask
 
 _MAX_WAIT_NAME: Final = 64
 _MAX_STEP_ID: Final = 200
+_SHOWN: Final = 80
+"""Characters of the latest text of a conversation that the step of a model request shows."""
 
 
-class ToolDecision(BaseModel):
-    """A person's answer to a tool call that needs approval.
+class ToolApproval(BaseModel):
+    """A person's answer to a tool call that needs an approval.
 
     Attributes:
         approved: whether the tool is called.
         message: what the model is told if it is not.
-        arguments: arguments in place of those that the model gave.
     """
 
     approved: bool
     message: str = ""
+
+
+class ToolDecision(ToolApproval):
+    """A person's answer to a tool call, which may change it.
+
+    Attributes:
+        arguments: in place of those that the model gave.
+    """
+
     arguments: dict[str, Any] | None = None
 
 
@@ -118,3 +128,9 @@ def shortened_item(item: Mapping[str, Any], kept: Sequence[str]) -> Mapping[str,
     if size <= ITEM_BYTES:
         return item
     return {name: item[name] for name in kept if name in item} | {"clipped": size}
+
+
+def shortened_text(content: Any) -> str:
+    """Return the beginning of a text or of data, for people."""
+    text = content if isinstance(content, str) else to_json(content, fallback=str).decode()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -68,6 +68,7 @@ from .agent_calls import (
     durable_context,
     run_id,
     shortened_item,
+    shortened_text,
     wait_name,
 )
 
@@ -80,8 +81,6 @@ OPTIONS_KEY: Final = "perdure"
 
 _EVENT: Final[TypeAdapter[Any]] = TypeAdapter(AgentStreamEvent)
 _KEPT: Final = ("event_kind", "index", "tool_call_id")
-_SHOWN: Final = 80
-"""Characters of the latest text of a conversation that the step of a model request shows."""
 
 
 class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
@@ -403,8 +402,7 @@ def _latest_text(messages: Sequence[ModelMessage]) -> str:
         for part in reversed(message.parts):
             content = getattr(part, "content", None)
             if part.part_kind != "system-prompt" and content:
-                text = content if isinstance(content, str) else to_json(content, fallback=str).decode()
-                return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+                return shortened_text(content)
     return ""
 
 

@@ -1,0 +1,93 @@
+"""Agents of the OpenAI Agents SDK in worker processes that are killed, frozen, and restarted while a person thinks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perdure import TaskHandle
+from perdure.integrations.openai_agents import ToolApproval
+from perdure.queues import State
+from perdure.queues.waits import OpenWait
+from perdure.testing import PerdureFixture
+
+from tests.adapters.openai_agents.clerk import app, settle
+from tests.adapters.worker_processes import BOUND, WorkerProcesses, worker_processes
+
+RESULT = {"output": "5 5 3 euros", "requests": 3, "tokens": 45}
+
+
+@pytest.fixture
+def workers(perdure: PerdureFixture, tmp_path: Path) -> Iterator[WorkerProcesses]:
+    with worker_processes(Path(__file__).with_name("clerk.py"), tmp_path) as processes:
+        yield processes
+
+
+async def question(handle: TaskHandle[Any]) -> OpenWait:
+    """Wait until the task asks, and return what it asks."""
+    async with asyncio.timeout(BOUND):
+        while not (waits := await handle.waits()):  # noqa: ASYNC110 - another process opens it
+            await asyncio.sleep(0.01)
+    (wait,) = waits
+    return wait
+
+
+async def approve(handle: TaskHandle[Any]) -> None:
+    await question(handle)
+    await handle.answer("approve-pay", ToolApproval(approved=True), by="ada")
+
+
+async def test_another_worker_finishes_what_a_killed_one_began_in_a_tool(workers: WorkerProcesses) -> None:
+    async with app:
+        handle = await settle.enqueue("Settle the accounts.")
+        first = workers.start(hang="look b")
+        await workers.noted("hangs in look b")
+        workers.kill(first)
+        second = workers.start(hang="pay")
+        await approve(handle)
+        await workers.noted("hangs in pay")
+        workers.kill(second)
+        workers.start()
+        assert await handle.result(timeout=BOUND) == RESULT
+    calls = workers.calls()
+    assert calls["model"] == 3
+    assert calls["look b"] == calls["pay"] == 2  # in flight when their worker was killed
+    assert calls["look a"] in (1, 2)
+
+
+async def test_a_frozen_worker_that_wakes_changes_nothing(workers: WorkerProcesses) -> None:
+    async with app:
+        handle = await settle.enqueue("Settle the accounts.")
+        first = workers.start(hang="pay")
+        await approve(handle)
+        await workers.noted("hangs in pay")
+        await workers.freeze(first)
+        workers.start()
+        assert await handle.result(timeout=BOUND) == RESULT
+        before = [event async for event in handle.events(follow=False)]
+        workers.thaw(first)
+        again = await settle.enqueue("Settle the accounts.")
+        await approve(again)
+        assert await again.result(timeout=BOUND) == RESULT
+        assert [event async for event in handle.events(follow=False)] == before
+        assert await handle.result() == RESULT
+    assert workers.calls() == {"model": 6, "look a": 2, "look b": 2, "pay": 3}
+
+
+async def test_a_decision_after_a_restart_of_every_worker_is_used_once(workers: WorkerProcesses) -> None:
+    async with app:
+        handle = await settle.enqueue("Settle the accounts.")
+        first = workers.start()
+        wait = await question(handle)
+        assert wait.shown == {"agent": "clerk", "tool": "pay", "arguments": {"amount": 3}}
+        async with asyncio.timeout(BOUND):
+            while await handle.status() is not State.WAITING:  # noqa: ASYNC110 - another process parks it
+                await asyncio.sleep(0.01)
+        workers.kill(first)
+        await approve(handle)
+        workers.start()
+        assert await handle.result(timeout=BOUND) == RESULT
+    assert workers.calls() == {"model": 3, "look a": 1, "look b": 1, "pay": 1}
