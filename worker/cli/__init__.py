@@ -22,6 +22,7 @@
     server.py               server start, stop, status, prepare
     web.py                  web run, token
     dashboard.py            perdure dashboard
+    mcp.py                  perdure mcp
     lazy.py                 import of a command when it is called
     doctor.py               perdure doctor
     backup.py               perdure backup, restore, migrate
@@ -73,6 +74,7 @@ COMMANDS = (
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server, or prepare another."),
     LazyCommand("web", ".web:app", "Serve the HTTP API, and make tokens for its users."),
     LazyCommand("dashboard", ".dashboard:dashboard", "Serve the dashboard."),
+    LazyCommand("mcp", ".mcp:mcp", "Serve tasks as tools for MCP clients."),
     LazyCommand("doctor", ".doctor:doctor", "Find what is wrong with a deployment, and what to do."),
     LazyCommand("backup", ".backup:backup", "Write the data of a namespace to a file."),
     LazyCommand("restore", ".backup:restore", "Write a backup into a namespace without data."),

@@ -72,13 +72,13 @@ def dashboard(
     known = TokenFile(tokens) if tokens is not None else None
     secret = load_secret(secret_file) if secret_file is not None else token_bytes(32)
     source = open_source(place, application)
-    user = User(_user_name(), [Role.ADMIN if actions else Role.VIEWER])
+    user = User(user_name(), [Role.ADMIN if actions else Role.VIEWER])
     service = Service(source, known, None if known is not None else lambda _: user, secret)
     hosts = frozenset(name.lower().rstrip(".") for name in allow_host or ())
     serve("dashboard", make(service, actions=actions, hosts=hosts), host, port, root_path)
 
 
-def _user_name() -> str:
+def user_name() -> str:
     """Return the name of the user of this process, for audit lines."""
     try:
         return getpass.getuser()

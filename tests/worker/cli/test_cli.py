@@ -148,6 +148,7 @@ def test_the_commands_are_these() -> None:
         "doctor",
         *("backup", "restore", "migrate"),
         "dashboard",
+        "mcp",
     }
 
 
@@ -183,6 +184,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         ("worker", "run"),
         ("web", "run"),
         ("dashboard",),
+        ("mcp",),
         ("dlq", "export"),  # is JSON already
         ("memory", "export"),
         ("session", "export"),

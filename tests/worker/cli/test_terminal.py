@@ -154,6 +154,7 @@ QUIET = {
     "server prepare": "it prints its own arguments",
     "web run": "it prints a log",
     "dashboard": "it prints a log",
+    "mcp": "it speaks JSON to a program, or prints a log",
     "web token": "it prints its own argument, and a token",
     "keys generate": "it prints a key",
     "keys list": "it prints ids of keys",
