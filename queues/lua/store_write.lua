@@ -17,7 +17,7 @@
 redis.call('HEXISTS', KEYS[4], '')
 redis.call('ZSCORE', KEYS[5], '')
 local count, timed = redis.call('ZCARD', KEYS[2]), redis.call('ZCARD', KEYS[3])
-local empty, former = count == 0, tonumber(redis.call('HGET', KEYS[1], 'version') or 0)
+local empty, former = count == 0, tonumber(redis.call('HGET', KEYS[1], 'version') or 0) or 0
 local done = redis.call('ZSCORE', KEYS[6], ARGV[5])
 local own = ARGV[6] ~= '' and redis.call('ZSCORE', KEYS[6], ARGV[6])
 own = own and text(tonumber(own))
@@ -124,7 +124,7 @@ for _, key in ipairs(order) do
       local value = root .. 'value:' .. upload
       redis.call('RENAME', root .. 'upload:' .. upload, value)
       if ttl > 0 then
-        redis.call('PEXPIREAT', value, expires)
+        redis.call('PEXPIRE', value, ARGV[at + 3])
       else
         redis.call('PERSIST', value)
       end
@@ -144,17 +144,17 @@ for _, key in ipairs(order) do
   end
 end
 for i = 1, #values, 1000 do
-  redis.call('UNLINK', unpack(values, i, math.min(i + 999, #values)))
+  redis.call('DEL', unpack(values, i, math.min(i + 999, #values)))
 end
 
 -- A namespace without entries keeps its last version for a while; one whose entries all expire goes with the last one
 if count == 0 then
   redis.call('PEXPIRE', KEYS[1], KEPT)
 else
-  local last = timed == count and redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
+  local last = timed == count and text(redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2] - now)
   for i = 1, 3 do
     if last then
-      redis.call('PEXPIREAT', KEYS[i], last)
+      redis.call('PEXPIRE', KEYS[i], last)
     elseif i < 3 or timed > 0 then
       redis.call('PERSIST', KEYS[i])
     end

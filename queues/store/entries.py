@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..envelope import check_size
 from ..errors import LargeValueLost, StoreConflict, StoreError, StoreFenced, StoreFull
+from ..junk import report_once
 from ..keys import Namespace
 from ..transport.gateway import Gateway
 from ..transport.large_values import FieldUpload, LargeValue, cut, read_large
@@ -55,6 +56,8 @@ _WRITE: Final = queue_script("store_write")
 
 Form = Literal["j", "b"]
 """Form of a value: JSON, or bytes. In upper case it is stored as a reference to chunks."""
+
+_FORMS: Final[dict[bytes, Form]] = {b"j": "j", b"J": "j", b"b": "b", b"B": "b"}
 
 
 class Fence(NamedTuple):
@@ -133,7 +136,7 @@ class NamespaceEntries:
     async def read(self, keys: Sequence[str], fence: Fence = NO_FENCE) -> list[StoredEntry | None]:
         """Return entries, as they are at one moment; None for each that does not exist.
 
-        Raises `StoreFenced`, `StoreError`, `DecryptionError`, `LargeValueLost`.
+        Raises `StoreFenced`, `StoreError`, `DecryptionError`.
         """
         for attempt in range(_ATTEMPTS):
             args = [*fence.arguments, *(check_key(key) for key in keys)]
@@ -142,9 +145,10 @@ class NamespaceEntries:
                 return [
                     None if one is None else await self._decode(key, one) for key, one in zip(keys, found, strict=True)
                 ]
-            except LargeValueLost:
-                if attempt + 1 == _ATTEMPTS:  # it was not replaced between the two reads
-                    raise
+            except LargeValueLost as error:  # it may have been replaced between the two reads
+                if attempt + 1 == _ATTEMPTS:
+                    problem = str(error).partition("; replay")[0]
+                    raise StoreError(f"{problem}; store the entry again, or delete it") from None
         raise AssertionError
 
     async def scan(
@@ -186,7 +190,7 @@ class NamespaceEntries:
             ]
             cursor, *found = self._checked(await self._gateway.run(_LIST, keys, args), fence)
             for key, packed in zip(found[::2], found[1::2], strict=True):
-                entry = await self._listed(key.decode(), packed, values, fence)
+                entry = await self._listed(key, packed, values, fence)
                 if entry is not None:
                     yield entry
             left = None if left is None else left - len(found) // 2
@@ -279,7 +283,15 @@ class NamespaceEntries:
             self._keys.upload(upload), value.reference, value.chunks
         )
 
-    async def _listed(self, key: str, packed: bytes, values: bool, fence: Fence) -> StoredEntry | None:
+    async def _listed(self, name: bytes, packed: bytes, values: bool, fence: Fence) -> StoredEntry | None:
+        """Return an entry of a list; None for one that is gone, or that another program has changed."""
+        try:
+            return await self._listed_entry(name.decode(), packed, values, fence)
+        except (UnicodeDecodeError, StoreError) as error:
+            report_once(f"an entry of namespace {self._shown!r} is left out of lists: {name!r}: {error}")
+            return None
+
+    async def _listed_entry(self, key: str, packed: bytes, values: bool, fence: Fence) -> StoredEntry | None:
         if not values:
             return self._head(key, packed)
         try:
@@ -289,25 +301,31 @@ class NamespaceEntries:
             return entry
 
     def _head(self, key: str, packed: bytes) -> StoredEntry:
-        version, expires, form, _ = packed.split(b" ", 3)
-        return StoredEntry(key, int(version), int(expires), "b" if form in b"bB" else "j", None)
+        try:
+            version, expires, form, _ = packed.split(b" ", 3)
+            return StoredEntry(key, int(version), int(expires), _FORMS[form], None)
+        except (ValueError, LookupError):
+            raise self._damaged(key) from None
+
+    def _damaged(self, key: str) -> StoreError:
+        return StoreError(f"could not read {self._what(key)}: another program has changed it; delete it")
 
     async def _decode(self, key: str, packed: bytes) -> StoredEntry:
-        try:
-            entry = self._head(key, packed)
-            form, data = packed.split(b" ", 3)[2:]
-        except ValueError:
-            raise StoreError(f"could not read {self._what(key)}: another program has changed it; delete it") from None
+        entry = self._head(key, packed)
+        form, data = packed.split(b" ", 3)[2:]
         kind = _kind(entry.form, key)
         if form.islower():
             return replace(entry, data=self._cipher.decrypt(kind, data))
         upload, _, reference = data.partition(b" ")
-        value = LargeValue.decode(reference)
+        try:
+            value = LargeValue.decode(reference)
+        except LargeValueLost:
+            value = None
         if value is None:
-            raise StoreError(f"could not read {self._what(key)}: another program has changed it; delete it")
+            raise self._damaged(key)
         found = await read_large(
             self._gateway,
-            self._keys.value(upload.decode()),
+            self._keys.value(upload.decode(errors="replace")),
             "c",
             key,
             value,

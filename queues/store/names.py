@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Final
 
+from ..errors import Refused
+from ..junk import report_once
 from ..keys import Namespace
 from ..transport.gateway import Gateway
 
@@ -52,8 +55,13 @@ def _is_part(part: object) -> bool:
 
 
 def shown_name(name: Sequence[str]) -> str:
-    """Return a name as people see it: `threads/user-42`."""
-    return "/".join(name)
+    """Return a name as people see and write it: `threads/user-42`. A `/` or `%` in a part is written as in a URL."""
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in name)
+
+
+def read_name(text: str) -> Name:
+    """Return the name that people write as `shown_name` does. Raises `ValueError`."""
+    return check_parts([part.replace("%2F", "/").replace("%25", "%") for part in text.split("/")])
 
 
 class StoreNames:
@@ -87,13 +95,14 @@ class StoreNames:
         while True:
             command = ("ZRANGEBYLEX", self._namespace.stores, first, b"(" + start + b"\xff", "LIMIT", 0, _PAGE)
             members: list[bytes] = await self._gateway.command(*command)
-            names = [_name(member) for member in members]
-            keys = [self._namespace.store(name) for name in names]
+            readable = {member: name for member in members if (name := _name(member)) is not None}
+            keys = [self._namespace.store(name) for name in readable.values()]
             there = await self._gateway.pipeline([("EXISTS", key.names) for key in keys])
-            empty = [member for member, exists in zip(members, there, strict=True) if not exists]
+            empty = [member for member, exists in zip(readable, there, strict=True) if not exists]
             if empty:
-                await self._remove(empty)
-            for name, exists in zip(names, there, strict=True):
+                with suppress(Refused):  # a user that only reads
+                    await self._remove(empty)
+            for name, exists in zip(readable.values(), there, strict=True):
                 if exists:
                     yield name
                 else:
@@ -105,15 +114,20 @@ class StoreNames:
     async def _remove(self, members: Sequence[bytes]) -> None:
         """Remove namespaces that were empty, but for those that another process has filled since."""
         await self._gateway.command("ZREM", self._namespace.stores, *members)
-        keys = [self._namespace.store(_name(member)) for member in members]
+        keys = [self._namespace.store(_name(member) or ()) for member in members]
         there = await self._gateway.pipeline([("EXISTS", key.names) for key in keys])
         for member, exists in zip(members, there, strict=True):
             if exists:
                 await self._gateway.command("ZADD", self._namespace.stores, 0, member)
 
 
-def _name(member: bytes) -> Name:
-    return tuple(member.decode().rstrip("\0").split("\0"))
+def _name(member: bytes) -> Name | None:
+    """Return a listed name; None for what no version has written, which is reported once."""
+    try:
+        return check_parts(member.decode().rstrip("\0").split("\0"))
+    except ValueError as error:
+        report_once(f"a namespace of the key-value store is left out of lists: {member!r}: {error}")
+        return None
 
 
 def _member(name: Name) -> bytes:

@@ -136,6 +136,8 @@ ROLES: Final = (
             *("exists", "get", "pttl", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen"),
             *("xlen", "xrange", "xrevrange", "xpending", "xinfo", "zcard", "zcount", "zrange", "zrangebyscore"),
             *(
+                "zrangebylex",
+                "zrevrangebylex",
                 "zrevrangebyscore",
                 "zscan",
                 "zscore",
@@ -242,7 +244,7 @@ _READS: Final = frozenset(
         *("exists", "get", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen", "pttl"),
         *("scard", "sismember", "smembers", "sscan", "lrange", "llen"),
         *("xinfo", "xlen", "xpending", "xrange", "xrevrange", "zcard", "zcount", "zrange", "zrangebyscore"),
-        *("zrevrange", "zrevrangebyscore", "zscan", "zscore"),
+        *("zrangebylex", "zrevrange", "zrevrangebyscore", "zscan", "zscore"),
     )
 )
 _CATEGORIES: Final = {"h": "hash", "x": "stream", "z": "sortedset"}

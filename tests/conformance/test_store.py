@@ -339,3 +339,35 @@ async def test_a_namespace_that_is_filled_while_a_list_removes_its_name_stays_li
     monkeypatch.setattr(gateway, "command", filled_before)
     assert [name async for name in lister.list()] == []
     assert [name async for name in lister.list()] == [("notes",)]
+
+
+async def test_what_another_program_wrote_is_left_out_of_lists_and_ends_nothing(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    notes, keys = namespace_entries(gateway, namespace), namespace.store(("notes",))
+    await notes.write([put("a"), put("b"), put("c"), put("d")])
+    for key, value in (("a", b"x"), ("b", b"1 0 q 1"), ("c", b"1 0 J u #{"), ("version", b"x")):
+        await gateway.command("HSET", keys.entries, key if key == "version" else f"e:{key}", value)
+    await gateway.command("ZADD", keys.names, 0, b"\xff", 0, "gone")
+    await gateway.command("HSET", keys.entries, b"e:\xff", b"1 0 j 1")
+    await gateway.command("ZADD", namespace.stores, 0, b"\xff", 0, b"a\x00\x00b\x00")
+    assert [entry.key async for entry in notes.scan()] == ["d"]
+    assert [name async for name in StoreNames(gateway, namespace).list()] == [("notes",)]
+    assert await data_of(notes, "a", "d") == [None, b"1"]
+    with pytest.raises(StoreError, match="could not read entry 'b' of namespace 'notes': another program"):
+        await notes.read(["b"])
+    await notes.write([put("b", b"2"), EntryChange("delete", "c")])
+    assert await data_of(notes, "b", "c") == [b"2", None]
+
+
+async def test_a_large_value_whose_chunks_are_gone_is_named(gateway: Gateway, namespace: Namespace) -> None:
+    notes = namespace_entries(gateway, namespace)
+    await notes.write([put("a", b"x" * 5000)])
+    for key in [key async for key in values_of(gateway, namespace)]:
+        await gateway.command("DEL", key)
+    with pytest.raises(
+        StoreError, match="entry 'a' of namespace 'notes': chunk 1 of 1 is missing; store the entry again"
+    ):
+        await notes.read(["a"])
+    await notes.write([put("a", b"x" * 5000)])
+    assert await data_of(notes, "a") == [b"x" * 5000]

@@ -18,6 +18,7 @@ from perdure.worker.agents.identity import Identity, set_identity
 from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.fuzz.mutations import Mutation, Mutator
+from tests.fuzz.places import STORE
 from tests.support.command_line import call
 from tests.support.workers import bounded, wait_until
 
@@ -33,6 +34,8 @@ LISTS: Final[Sequence[tuple[str, ...]]] = (
     ("task", "versions"),
     ("dlq", "list"),
     ("session", "list"),
+    ("store", "list"),
+    ("store", "list", "/".join(STORE)),
     ("worker", "list"),
     ("queue", "list"),
     ("queue", "partitions", QUEUE),
@@ -56,6 +59,7 @@ DETAILS: Final[Sequence[tuple[str, ...]]] = (
     ("dlq", "groups"),
     ("dlq", "export"),
     ("session", "show", "Talker", "ada"),
+    ("store", "show", "/".join(STORE), "long"),
     ("identity", "show", "Talker"),
     ("identity", "log", "Talker"),
     ("worker", "health"),
@@ -154,6 +158,8 @@ class World:
                 for task in (dead, cancelled):
                     await wait_until(functools.partial(_ended, task), "the task ended")
                 await wait_until(functools.partial(_waits, parked), "the task waits")
+            for key, ttl in (("short", 3600.0), ("long", None)):
+                await app.store(STORE).put(key, "x" * 200_000, ttl=ttl)
             await producer.enqueue("sound", {"number": 3}, task_id="unserved", queue="unserved")
             await producer.enqueue("newer", {}, task_id="newer", queue=QUEUE)
             await set_identity(gateway, names, "Talker", Identity(role="repeats what it hears"))

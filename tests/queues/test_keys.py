@@ -41,7 +41,6 @@ FIRST = {
     "EXISTS",
     "DEL",
     "PEXPIRE",
-    "PEXPIREAT",
     "PERSIST",
 }
 FIRST |= {"GET", "GETEX", "GETSET"}

@@ -21,6 +21,8 @@ from perdure.queues.envelope import BudgetUse
 from perdure.queues.keys import SessionPartition
 from perdure.queues.limits.store import LimitStore
 from perdure.queues.presence import WorkerInfo, announce, withdraw
+from perdure.queues.store.entries import EntryChange, NamespaceEntries
+from perdure.queues.store.names import StoreNames
 from perdure.queues.transport.rights import ROLES
 
 from tests.support.command_line import BOUND, call
@@ -469,6 +471,26 @@ def _budget(stage: Stage, role: str) -> None:
     stage.cli("budget", "reset", "raw", "--yes")
 
 
+async def _store(producer: Producer) -> None:
+    names = StoreNames(producer.gateway, producer.namespace)
+    notes = NamespaceEntries(producer.gateway, producer.namespace, ("notes",), names, payload_limit=9, limit=99)
+    await notes.write(
+        [EntryChange("put", "a", ttl_ms=60_000, data=b'"large value"'), EntryChange("put", "b", data=b"1")]
+    )
+
+
+def _read_store(stage: Stage, role: str) -> None:
+    stage.api(O, _store)
+    stage.cli("store", "list")
+    stage.cli("store", "list", "notes")
+    stage.cli("store", "show", "notes", "a")
+
+
+def _change_store(stage: Stage, role: str) -> None:
+    stage.api(role, _store)
+    stage.cli("store", "delete", "notes", "--yes")
+
+
 def _job(stage: Stage, role: str) -> None:
     """Cancel tasks of a queue as a job through the command line, and let a second job be run later."""
     stage.api(O, _waiting)
@@ -543,6 +565,8 @@ ACTS: Final = (
     Act("change limits: `limit.hold`, `perdure limit set`, `hold`, `release`", WRITERS, _limit),
     Act("list budgets: `perdure budget list`, `show`", INSIDERS, _show_budget),
     Act("change budgets: `perdure budget raise`, `reset`", WRITERS, _budget),
+    Act("read the key-value store: `app.store(...).get`, `list`, `perdure store list`, `show`", INSIDERS, _read_store),
+    Act("change the key-value store: `app.store(...).put`, `clear`, `perdure store delete`", WRITERS, _change_store),
     Act("list schedules: `perdure schedule list`", INSIDERS, _lists(("schedule", "list"))),
     Act("change schedules: `perdure schedule add`, `edit`, `pause`, `resume`, `run`, `remove`", WRITERS, _schedule),
     Act("pause queues and tasks: `perdure queue pause`, `resume`", WRITERS, _pause),

@@ -66,6 +66,7 @@ COMMANDS = (
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
     LazyCommand("dlq", ".dlq:app", "List, group, show, replay, purge and export dead letters."),
     LazyCommand("session", ".session:app", "List sessions of agents, talk in them, export and forget them."),
+    LazyCommand("store", ".store:app", "List, show and delete entries of the key-value store."),
     LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
     LazyCommand("memory", ".memory.commands:app", "Manage the long-term memories of agents."),
     LazyCommand("identity", ".identity:app", "Show and change the identity of agents."),

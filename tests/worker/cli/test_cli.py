@@ -126,6 +126,7 @@ def test_the_commands_are_these() -> None:
         ),
         *(f"task {name}" for name in ("correct", "resolve", "dismiss", "export", "import")),
         *(f"session {name}" for name in ("list", "show", "send", "correct", "export", "forget")),
+        *(f"store {name}" for name in ("list", "show", "delete")),
         *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
@@ -190,6 +191,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         ("session", "export"),
         ("task", "export"),
         ("session", "forget"),
+        ("store", "delete"),
         ("schedule", "remove"),
         ("keys", "generate"),  # is one word
         ("queue", "metrics"),  # is text of Prometheus'

@@ -110,6 +110,11 @@ async def schedule_loudly(app: App) -> None:
     await ScheduleStore(app.producer.gateway, app.producer.namespace).add(definition)
 
 
+async def store_loudly(app: App) -> None:
+    """Store an entry whose key and value are hostile text."""
+    await app.store("loud").put(HOSTILE, HOSTILE)
+
+
 async def charge_loudly(app: App) -> None:
     """Charge a budget whose key is hostile text."""
     use = BudgetUse("loud:" + "0" * 16, "loud", {"usd": 1}, label=HOSTILE)
@@ -284,6 +289,11 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings, tmp
             await check("job", "watch", "loud", *json, said=bool(json))
             await check("job", "abort", "loud", *json, said=False)
             await check("job", "remove", "loud", *json, said=False)
+            await store_loudly(app)
+            await check("store", "list", *json, said=False)
+            await check("store", "list", "loud", *json)
+            await check("store", "show", "loud", HOSTILE, *json)
+            await check("store", "delete", "loud", HOSTILE, "--yes")
             await check("budget", "list", *json, said=bool(json))
             await check("budget", "show", "loud", *json)
             await check("budget", "raise", "loud", "--usd", "1", "--by", HOSTILE, *json)
