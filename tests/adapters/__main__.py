@@ -30,6 +30,7 @@ class Adapter(NamedTuple):
         packages: further packages of its tests.
         sources: packages whose source distribution has tests that are run.
         python: lowest minor version of Python.
+        pages: names of how-to pages whose code runs in the environment of the adapter only.
     """
 
     extra: str
@@ -37,6 +38,7 @@ class Adapter(NamedTuple):
     packages: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     python: int = 11
+    pages: tuple[str, ...] = ()
 
 
 ADAPTERS: Final[dict[str, Adapter]] = {
@@ -132,14 +134,19 @@ def run(name: str, adapter: Adapter, at: At) -> bool | None:
         print(f"{name}: left out, there is no Python 3.{adapter.python}", flush=True)
         return None
     sources = {package: str(fetch_source(interpreter, package)) for package in adapter.sources}
-    environment = {**os.environ, "PERDURE_ADAPTER_SOURCES": os.pathsep.join(f"{k}={v}" for k, v in sources.items())}
+    environment = {
+        **os.environ,
+        "PERDURE_ADAPTER_SOURCES": os.pathsep.join(f"{k}={v}" for k, v in sources.items()),
+        "PERDURE_ADAPTER_PAGES": " ".join(adapter.pages),
+    }
     passed = True
     if adapter.module:
         cache = ("--cache-dir", str(BUILD / f"{name}-{at}" / "mypy"))
         types = [str(interpreter), "-m", "mypy", *cache, "-p", adapter.module]
         passed = not subprocess.run(types, check=False, cwd=ROOT).returncode
     tests = [str(interpreter), "-m", "pytest", "-n", os.environ.get("PARALLEL", "2"), "--dist", "loadfile"]
-    tests += [f"tests/adapters/{name}", "--confcutdir=tests/adapters", "-o", "filterwarnings=default"]
+    tests += [f"tests/adapters/{name}", *(["tests/adapters/support"] if adapter.pages else [])]
+    tests += ["--confcutdir=tests/adapters", "-o", "filterwarnings=default"]
     passed &= not subprocess.run(tests, check=False, cwd=ROOT, env=environment).returncode
     print(f"{name} at {at}: {'passed' if passed else 'failed'} in {monotonic() - start:.0f} s", flush=True)
     return passed

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from perdure.worker.cli import USAGE_ERROR, commands
 
+from tests.adapters.__main__ import ADAPTERS
 from tests.support.documents import Block, blocks_of, matches, pages
+from tests.support.page_execution import run_page, use_server
 from tests.support.paths import ROOT
 
 BLOCKS = [block for page in pages() for block in blocks_of(page)]
 EXECUTED = [block for block in BLOCKS if block.kind in ("python", "console")]
-RUNNABLE = sorted({block.page for block in EXECUTED if not block.not_run})
+WITH_ADAPTERS = {ROOT / "docs" / "how-to" / f"{name}.md" for adapter in ADAPTERS.values() for name in adapter.pages}
+"""Pages whose code needs a framework: `python -m tests.adapters` runs them in its environment."""
+RUNNABLE = sorted({block.page for block in EXECUTED if not block.not_run} - WITH_ADAPTERS)
 KNOWN = {"python", "console", "sh", "json", "yaml", "text", "dockerfile", "lua", ""}
 TUTORIAL = [ROOT / "docs" / "tutorial" / f"{name}.md" for name in ("first-task", "steps-and-retries", "first-agent")]
 """Its pages in the order of their links."""
@@ -34,37 +36,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Future
     with use_server(data), ThreadPoolExecutor(2) as pool:
         yield {page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem), data) for page in RUNNABLE}
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def use_server(data: Path) -> Iterator[None]:
-    """The embedded server of a data directory, which would else start and stop with each command."""
-    command = [sys.executable, "-m", "perdure.worker.cli", "server"]
-    subprocess.run([*command, "start", "--data-dir", data], check=True, capture_output=True, timeout=60)
-    yield
-    subprocess.run([*command, "stop", "--force", "--data-dir", data], check=True, capture_output=True, timeout=60)
-
-
-def run_page(page: Path, folder: Path, data: Path, namespace: str = "") -> subprocess.CompletedProcess[str]:
-    kept = {name: os.environ[name] for name in os.environ if not name.startswith(("PERDURE_", "PYTHON"))}
-    environment = kept | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONPYCACHEPREFIX": str(data / "pycache"),  # each command would else compile the package again
-        "PERDURE_DATA_DIR": str(data),
-        "PERDURE_NAMESPACE": namespace or re.sub(r"\W", "-", str(page.relative_to(ROOT).with_suffix(""))).lower(),
-        "PERDURE_MEMORY": str(folder / "memory.sqlite3"),
-        "PERDURE_LOG_LEVEL": "WARNING",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.run_page", str(page)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 @pytest.mark.processes
