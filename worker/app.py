@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Never, Protocol
 from ..deadletter.error_text import error_text
 from ..deadletter.policy import Retry
 from ..queues.durations import Duration
+from ..queues.envelope import TaskMessage
 from ..queues.errors import ConfigurationError, PerdureError
-from ..queues.keys import check_name
+from ..queues.keys import Namespace, check_name
 from ..queues.lanes import Priority
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .agents.incoming import OnMessage
     from .agents.resume_notice import OnResume
     from .durable.prices import Prices
+    from .outbox import NewRow, Outbox
     from .session import Session
     from .store import Stores
     from .workspace.shared_workspace import SharedWorkspace
@@ -91,6 +93,7 @@ class App:
         middleware: Sequence[Middleware] = (),
         lifespan: Lifespan | None = None,
         prices: Prices | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         """Create an app without tasks; nothing is connected yet.
 
@@ -108,6 +111,8 @@ class App:
                 is `ctx.resources`.
             prices: `prices(model, usage)` returns the dollars that a call of a model costs, or None for an unknown
                 model; usage has `input_tokens` and `output_tokens`. For `ctx.spend(model=...)`.
+            outbox: table of tasks that transactions of a database enqueue, `task.enqueue_in(session, ...)`; the app
+                sends them while it is open. See `perdure.integrations.sqlalchemy` and `perdure.integrations.django`.
         """
         self.name = check_name("app name (also the name of its queue)", name)
         if (loading := App._loading) is not None and loading.name == name:
@@ -138,6 +143,11 @@ class App:
         if prices is not None and not callable(prices):
             raise ConfigurationError(f"prices of app {name!r} must be a function, got {prices!r}")
         self.prices = prices
+        if outbox is not None:
+            from .outbox import check_outbox
+
+            outbox = check_outbox(outbox)
+        self._outbox = outbox
         self._encryptor: Encryptor | None = None
         self._warned = False
         self._loops = AppLoops(name)
@@ -233,6 +243,18 @@ class App:
         return self._enqueue_chain
 
     @property
+    def outbox(self) -> Outbox | None:
+        """The table of tasks that transactions of a database enqueue."""
+        return self._outbox
+
+    def outbox_row(self, call: TaskCall[..., Any], message: TaskMessage) -> NewRow:
+        """Return the row of a call in the outbox. Raises `PayloadTooLarge`, `ValueError`."""
+        from .outbox import encode_row
+
+        message.check(self.settings.payload_limit, self.settings.max_value_size)
+        return encode_row(call, message, self.encryptor, Namespace(self.settings.namespace))
+
+    @property
     def resources(self) -> Any:
         """The value that the lifespan yielded on this event loop, while the app is open; None without a lifespan."""
         return None if self._lifespan is None else self._loops.resources()
@@ -247,10 +269,12 @@ class App:
         await self._loops.leave()
 
     async def _open(self, opened: OpenedApp) -> AsyncExitStack:
-        """Open the producer, then the lifespan, which may enqueue tasks."""
+        """Open the producer, then the lifespan, which may enqueue tasks, and the relay of the outbox."""
         async with await self._open_producer(opened) as stack:
             if (lifespan := self._lifespan) is not None:
                 opened.resources = await stack.enter_async_context(open_lifespan(self.name, lambda: lifespan(self)))
+            if self._outbox is not None:
+                await stack.enter_async_context(self._outbox.relaying(self))
             return stack.pop_all()
 
     async def _open_producer(self, opened: OpenedApp) -> AsyncExitStack:

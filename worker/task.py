@@ -42,6 +42,7 @@ from ..queues.defaults import unknown_option
 from ..queues.durations import Duration, Moment, seconds_until
 from ..queues.enqueueing import BatchLimits
 from ..queues.envelope import EnvelopeTemplate, Options, TaskMessage, make_options
+from ..queues.errors import ConfigurationError
 from ..queues.groups import GroupErrors, GroupItem, check_group, encode_group
 from ..queues.handle import TaskHandle
 from ..queues.keys import Partition
@@ -49,11 +50,11 @@ from ..queues.lanes import IDLE, Lane, Priority, check_lane
 from ..queues.producer import Key, Producer, batched, key_of, map_items
 from ..queues.security.secret_arguments import SecretPaths
 from ..queues.transport.replication import Replicated
-from ..queues.transport.threadsafe_calls import blocking
+from ..queues.transport.threadsafe_calls import blocking, call_without_loop
 from ..queues.unique import Unique, UniqueTask, check_unique
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments, type_hints
 from .context import Context
-from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
+from .durable.child_tasks import Ids, enqueue_once, enqueuing_run, repeated_id
 from .durable.joining import DEFAULT_LIMIT, Spawnable, arguments_of, child_call, each_item
 from .durable.run import Run
 from .durable.steps.codec import Codec
@@ -159,6 +160,14 @@ def check_cleanup(name: str, on_end: object, app: TaskOwner) -> None:
         ) from None
 
 
+class TaskOutbox(Protocol):
+    """Protocol of a table of tasks that transactions of a database enqueue; see outbox.py."""
+
+    async def add(self, session: Any, row: Any, /) -> None: ...
+
+    def add_sync(self, session: Any, row: Any, /) -> None: ...
+
+
 class TaskOwner(Protocol):
     """Protocol of the app that a task belongs to.
 
@@ -180,7 +189,12 @@ class TaskOwner(Protocol):
     @property
     def max_depths(self) -> Mapping[str, MaxDepth]: ...
 
+    @property
+    def outbox(self) -> TaskOutbox | None: ...
+
     def sync(self) -> SyncProducer: ...
+
+    def outbox_row(self, call: TaskCall[..., Any], message: TaskMessage) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +261,25 @@ class Task(Generic[P, R]):
         `Unavailable`.
         """
         return await TaskCall(self, self.template).enqueue(*args, **kwargs)
+
+    async def enqueue_in(self, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Enqueue the task in a transaction of a database; return its id.
+
+        The task is enqueued if and when the transaction commits: a worker of the app sends it from the app's outbox.
+
+        Args:
+            session: the session or connection of the transaction, as the app's outbox takes it; None for the current
+                transaction of Django.
+
+        Raises:
+            InvalidArguments: the arguments do not fit the task.
+            ConfigurationError: the app has no outbox.
+        """
+        return await self.as_call().enqueue_in(session, *args, **kwargs)
+
+    def enqueue_in_sync(self, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Enqueue the task in a transaction of a database, from synchronous code. See `enqueue_in`."""
+        return self.as_call().enqueue_in_sync(session, *args, **kwargs)
 
     async def enqueue_many(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], **unknown: Never
@@ -469,7 +502,8 @@ class TaskCall(Generic[P, R]):
         return replace(self, max_depth=limit or False)
 
     @property
-    def _rule(self) -> UniqueTask | None:
+    def unique_rule(self) -> UniqueTask | None:
+        """The rule for unique tasks that holds for the call."""
         return (self.task.unique if self.unique is None else self.unique) or None
 
     def limited(self, message: TaskMessage, arguments: Mapping[str, Any] | None = None) -> TaskMessage:
@@ -481,7 +515,8 @@ class TaskCall(Generic[P, R]):
         return message if limits is None else limits.limited(message, self.costs, arguments)
 
     @property
-    def _limit(self) -> MaxDepth | None:
+    def depth_limit(self) -> MaxDepth | None:
+        """The limit of the queue's depth that holds for the call."""
         return (self.task.limit_on(self.own_queue) if self.max_depth is None else self.max_depth) or None
 
     def as_call(self) -> TaskCall[P, R]:
@@ -528,11 +563,7 @@ class TaskCall(Generic[P, R]):
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
-        if callable(self.key):
-            raise ValueError("key must be a text for one task; a function is for enqueue_many and enqueue_stream")
-        own = self.task_id
-        if not (own is None or isinstance(own, str)):
-            raise ValueError("task_id must be a text for one task; a list and a function are for many tasks")
+        own = self._one_id()
         if (run := enqueuing_run()) is None:
             return await self._enqueue(args, kwargs, own, self.task.arguments.same)
 
@@ -545,6 +576,50 @@ class TaskCall(Generic[P, R]):
 
         [handle] = await enqueue_once(run, self.task.name, call, enqueue, self.handle, own_ids=own is not None)
         return handle
+
+    def _one_id(self) -> str | None:
+        """Return the id that the caller has chosen for one task. Raises `ValueError` for options of many."""
+        if callable(self.key):
+            raise ValueError("key must be a text for one task; a function is for enqueue_many and enqueue_stream")
+        own = self.task_id
+        if not (own is None or isinstance(own, str)):
+            raise ValueError("task_id must be a text for one task; a list and a function are for many tasks")
+        return own
+
+    async def enqueue_in(self, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """See `Task.enqueue_in`."""
+        outbox = self._outbox()
+        message = await self._outbox_message(args, kwargs)
+        await outbox.add(session, self.task.app.outbox_row(self, message))
+        return message.id
+
+    def enqueue_in_sync(self, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """See `Task.enqueue_in_sync`."""
+        outbox = self._outbox()
+        if in_handler_thread():
+            message = call_in_loop(partial(self._outbox_message, args, kwargs))
+        else:
+            instead = f"await {self.task.name}.enqueue_in(...)"
+            message = call_without_loop(self._outbox_message(args, kwargs), instead)
+        outbox.add_sync(session, self.task.app.outbox_row(self, message))
+        return message.id
+
+    def _outbox(self) -> TaskOutbox:
+        if (outbox := self.task.app.outbox) is None:
+            raise ConfigurationError(
+                f"app {self.task.app.name!r} has no outbox: App(..., outbox=...) takes one of "
+                "perdure.integrations.sqlalchemy or perdure.integrations.django"
+            )
+        return outbox
+
+    async def _outbox_message(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TaskMessage:
+        """Return the message of one task. In a handler, a run that repeats the call gives it the same id."""
+        own, task = self._one_id(), self.task
+        key = None if callable(self.key) else self.key
+        if own is None and (run := enqueuing_run()) is not None:
+            text = self.call_text([task.arguments.encode_call(args, kwargs)[0]])
+            own = await repeated_id(run, task.name, text)
+        return await self._message(args, kwargs, key, own)
 
     async def enqueue_group(
         self,
@@ -614,12 +689,8 @@ class TaskCall(Generic[P, R]):
         same: Callable[[bytes, bytes], bool],
     ) -> TaskHandle[R]:
         """Enqueue one task. same: see `find_conflicts`."""
-        chain, key = self.task.app.enqueue_chain, None if callable(self.key) else self.key
-        if chain is None:
-            arguments, secrets = self.task.arguments.encode_call(args, kwargs)
-            message = self.limited(self.template.message(arguments, secrets, key=key, task_id=task_id))
-        else:
-            message = await self._hooked(chain, args, kwargs, key, task_id)
+        key = None if callable(self.key) else self.key
+        message = await self._message(args, kwargs, key, task_id)
         return await self.task.app.producer.send_one(
             message,
             queue=self.own_queue,
@@ -627,9 +698,18 @@ class TaskCall(Generic[P, R]):
             decode=self.task.decode,
             durability=self.durability,
             same=same,
-            unique=self._rule,
-            limit=self._limit,
+            unique=self.unique_rule,
+            limit=self.depth_limit,
         )
+
+    async def _message(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None, task_id: str | None
+    ) -> TaskMessage:
+        """Return the message of one task, within the enqueue hooks if there are any."""
+        if (chain := self.task.app.enqueue_chain) is not None:
+            return await self._hooked(chain, args, kwargs, key, task_id)
+        arguments, secrets = self.task.arguments.encode_call(args, kwargs)
+        return self.limited(self.template.message(arguments, secrets, key=key, task_id=task_id))
 
     def call_text(self, arguments: Iterable[bytes]) -> bytes:
         """Return what tells a call in a handler from others of the same task."""
@@ -674,8 +754,8 @@ class TaskCall(Generic[P, R]):
             decode=self.task.decode,
             durability=self.durability,
             same=same,
-            unique=self._rule,
-            limit=self._limit,
+            unique=self.unique_rule,
+            limit=self.depth_limit,
         )
 
     def _run(self, call: Callable[[TaskCall[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
@@ -704,8 +784,8 @@ class TaskCall(Generic[P, R]):
             delay=self.delay,
             decode=self.task.decode,
             durability=self.durability,
-            unique=self._rule,
-            limit=self._limit,
+            unique=self.unique_rule,
+            limit=self.depth_limit,
         )
 
     async def _stream_once(self, run: Run, many: Many, ids: IdsOfItems | None) -> AsyncGenerator[TaskHandle[R]]:

@@ -54,6 +54,30 @@ def blocking(
     return call
 
 
+def call_without_loop(coroutine: Coroutine[Any, Any, R], instead: str) -> R:
+    """Run a coroutine that needs no event loop of an app in this thread, and return its result.
+
+    On a thread with a running event loop it may not wait for anything.
+
+    Args:
+        instead: the asynchronous call for such a thread.
+
+    Raises:
+        EventLoopError: the coroutine waits, and would block the event loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: R = done.value
+        return result
+    coroutine.close()
+    raise EventLoopError(f"this call would block the event loop of this thread: use {instead} there")
+
+
 class ThreadsafeCaller:
     """Caller of coroutine functions on one event loop from other threads. It is created on that loop."""
 

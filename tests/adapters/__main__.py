@@ -63,6 +63,11 @@ ADAPTERS: Final[dict[str, Adapter]] = {
     ),
     "pydantic_ai": Adapter(extra="pydantic-ai", module="perdure.worker.integrations.pydantic_ai"),
     "mcp": Adapter(extra="mcp", module="perdure.worker.integrations.mcp"),
+    "sqlalchemy": Adapter(
+        extra="sqlalchemy",
+        module="perdure.worker.integrations.sqlalchemy",
+        packages=("aiosqlite", "greenlet", "psycopg[binary]>=3.2", "pgserver>=0.1.4; python_version < '3.13'"),
+    ),
 }
 
 

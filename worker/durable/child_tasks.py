@@ -107,6 +107,24 @@ async def enqueue_once(
     return handles
 
 
+async def repeated_id(run: Run, task: str, call: bytes) -> str:
+    """Return the id of a task that a handler enqueues elsewhere, which a run that repeats the call gets again.
+
+    Args:
+        call: Text that tells the call from others: arguments, queue and key.
+
+    Raises `LeaseLost`, `EntriesLost` if the id cannot be recorded.
+    """
+    digest = digest_of(call)
+    if (step := CURRENT_STEP.get()) is not None:
+        return _ids_in(run, step, digest)(0)
+    name = f"{ENQUEUED}:{task}"
+    await check_call(run, name, own=True)
+    key, _, _ = await match_call(run, name, digest, run.history.saved)
+    AttemptEnd.of(run).enqueued.setdefault(key, ())
+    return await _planned_id(run, key, digest)
+
+
 async def _planned_id(run: Run, key: str, digest: str) -> str:
     """Return the id that this attempt has stored for a call, after it is stored."""
     if (plan := run.history.saved.get(key)) is not None:

@@ -1,0 +1,1 @@
+"""Tests of the outbox for SQLAlchemy, on SQLite and on PostgreSQL."""
