@@ -70,6 +70,9 @@ from .tool_results import DEFAULT_MAX_RESULT, failed_result, failure, succeeded_
 TASKS: Final = "io.modelcontextprotocol/tasks"
 """Identifier of the tasks extension."""
 
+IDEMPOTENCY_KEY: Final = "perdure/idempotency-key"
+"""Member of `_meta` of a call: calls of a user with one key enqueue one task."""
+
 DEFAULT_RESULT_TTL: Final = 86_400
 """Seconds for which the outcome of a call is kept."""
 
@@ -83,6 +86,9 @@ _PAGE: Final = 100
 """Tools of one page."""
 
 _ID_BYTES: Final = 16
+
+_MAX_KEY: Final = 256
+"""Characters of an idempotency key."""
 
 _TOOLS_FRESH: Final = 10_000
 """Milliseconds for which a client may keep the list of tools."""
@@ -223,7 +229,7 @@ class ToolServer:
             as_task_after = 0.0
         else:
             try:
-                handle = await self._enqueued(call, tool, params.arguments or {})
+                handle = await self._enqueued(call, tool, params.arguments or {}, (ctx.meta or {}).get(IDEMPOTENCY_KEY))
             except Problem as problem:
                 if problem.status in (401, 403, 404):
                     raise
@@ -233,14 +239,17 @@ class ToolServer:
         asks = not as_task or tool.options.questions == "call"
         return await self._finished(ctx, call, tool, handle, patience, as_task=as_task, asks=asks)
 
-    async def _enqueued(self, call: Call, tool: TaskTool, arguments: dict[str, Any]) -> TaskHandle[Any]:
+    async def _enqueued(self, call: Call, tool: TaskTool, arguments: dict[str, Any], key: Any) -> TaskHandle[Any]:
         given = {
             "task": tool.task.name,
             "app": tool.task.app or None,
             "args": arguments,
-            "task_id": f"mcp-{secrets.token_hex(_ID_BYTES)}",
             "result_ttl": self._options.result_ttl,
         }
+        if isinstance(key, str) and 0 < len(key) <= _MAX_KEY:
+            given["idempotency_key"] = key
+        else:
+            given["task_id"] = f"mcp-{secrets.token_hex(_ID_BYTES)}"
         # a task of a unique key may have another id
         stored = await enqueue_task(call, EnqueueInputs.model_validate(given))
         return await call.find(stored.id, stored.queue)
