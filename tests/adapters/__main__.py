@@ -62,7 +62,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
         sources=("openai-agents",),
     ),
     "pydantic_ai": Adapter(extra="pydantic-ai", module="perdure.worker.integrations.pydantic_ai"),
-    "mcp": Adapter(extra="mcp", module="perdure.worker.integrations.mcp"),
+    "mcp": Adapter(extra="mcp", module="perdure.worker.integrations.mcp", pages=("mcp",)),
     "sqlalchemy": Adapter(
         extra="sqlalchemy",
         module="perdure.worker.integrations.sqlalchemy",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
 from typing import Any
 
 from perdure import App, Context, Retry
 from perdure.integrations.mcp import ToolResult
 from pydantic import BaseModel
+
+from tests.adapters.support.journal import note
 
 app = App("shop")
 
@@ -19,17 +18,8 @@ class Approval(BaseModel):
     note: str = ""
 
 
-def note(name: str) -> None:
-    """Append a line to the journal of the test."""
-    with Path(os.environ["JOURNAL"]).open("a") as journal:
-        journal.write(f"{name}\n")
-
-
 def work(name: str) -> str:
     note(name)
-    gate = Path(os.environ.get("GATE", os.devnull))
-    while name == "second" and not gate.exists():  # until the test has killed or frozen a process
-        time.sleep(0.02)
     return name
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,12 @@ from perdure.queues import ConfigurationError
 from perdure.worker.integrations.mcp.tool_list import read_selection
 from perdure.worker.web.users import Role
 
+from tests.adapters.support.processes import WorkerProcesses, worker_processes
+
 from .apps import app, pay
 from .clients import Created, connected, in_process
 
 ROOT = Path(__file__).parents[3]
-APP = f"{Path(__file__).with_name('apps.py')}:app"
 AT_ONCE = ToolSelection(options={name: ToolOptions(wait=0) for name in ("report", "pay")})
 
 
@@ -40,38 +39,18 @@ async def working() -> Any:
 
 
 @pytest.fixture
-def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "journal"
-    path.touch()
-    monkeypatch.setenv("JOURNAL", str(path))
-    monkeypatch.setenv("GATE", str(tmp_path / "gate"))
-    monkeypatch.setenv("PERDURE_LEASE", "1")
-    monkeypatch.setenv("PERDURE_LOG_LEVEL", "ERROR")
-    return path
-
-
-@contextmanager
-def worker_process() -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", APP, "--no-supervisor"]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def workers(perdure: Any, tmp_path: Path) -> Iterator[WorkerProcesses]:
+    with worker_processes("tests.adapters.mcp.apps:app", tmp_path) as processes:
+        yield processes
 
 
 def stdio() -> StdioServerParameters:
     """Return the command of a server on stdin and stdout."""
+    program = Path(sys.executable).with_name("perdure")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PERDURE_LOG_LEVEL": "ERROR"}
     return StdioServerParameters(
-        command=sys.executable, args=["-m", "perdure.worker.cli", "mcp", APP], env=dict(os.environ), cwd=ROOT
+        command=str(program), args=["mcp", "tests.adapters.mcp.apps:app"], env=environment, cwd=ROOT
     )
-
-
-async def lines(journal: Path, count: int) -> list[str]:
-    """Return the lines of a journal once there are so many."""
-    while len(found := journal.read_text().split()) < count:
-        await asyncio.sleep(0.02)
-    return found
 
 
 async def test_result_is_quoted_below_its_origin(perdure: Any) -> None:
@@ -172,54 +151,55 @@ async def test_cancelled_task_of_a_client(perdure: Any) -> None:
         assert (await client.until(task, "cancelled")).result is None
 
 
-async def test_answer_of_a_person_after_a_restart_of_server_and_worker(perdure: Any, journal: Path) -> None:
-    with worker_process():
-        async with connected(stdio()) as client:
-            created = await client.call("pay", amount=17)
-            await client.until(created.task_id, "input_required")
-    with worker_process():
-        async with connected(stdio()) as client:  # another process
-            asked = await client.task("get", created.task_id)
-            assert asked.input_requests is not None
-            answer = {"action": "accept", "content": {"approved": True, "note": "fine"}}
-            await client.task("update", created.task_id, **dict.fromkeys(asked.input_requests, answer))
-            ended = await client.until(created.task_id, "completed", "failed")
+async def test_answer_of_a_person_after_a_restart_of_server_and_worker(workers: WorkerProcesses) -> None:
+    first = workers.start()
+    async with connected(stdio()) as client:
+        created = await client.call("pay", amount=17)
+        await client.until(created.task_id, "input_required")
+    await workers.kill(first)
+    async with connected(stdio()) as client:  # another process
+        asked = await client.task("get", created.task_id)
+        assert asked.input_requests is not None
+        answer = {"action": "accept", "content": {"approved": True, "note": "fine"}}
+        await client.task("update", created.task_id, **dict.fromkeys(asked.input_requests, answer))
+        workers.start()
+        ended = await client.until(created.task_id, "completed", "failed")
     assert ended.result is not None
     assert ended.result["structuredContent"] == {"paid": True, "note": "fine"}
 
 
-async def test_worker_killed_in_a_tool_and_another_one_finishes(perdure: Any, journal: Path, tmp_path: Path) -> None:
+async def test_worker_killed_in_a_tool_and_another_one_finishes(workers: WorkerProcesses) -> None:
+    workers.journal.hold("second")
+    first = workers.start()
     async with connected(stdio()) as client:
-        with worker_process() as killed:
-            created = await client.call("report", title="May")
-            assert await lines(journal, 2) == ["first", "second"]
-            killed.kill()
-            killed.wait()
-        (tmp_path / "gate").touch()
-        with worker_process():
-            ended = await client.until(created.task_id, "completed", "failed")
+        created = await client.call("report", title="May")
+        await workers.journal.noted("second")
+        await workers.kill(first)
+        workers.journal.release()
+        workers.start()
+        ended = await client.until(created.task_id, "completed", "failed")
     assert ended.result is not None
     assert ended.result["structuredContent"] == {"title": "May", "parts": ["first", "second", "third"]}
-    assert journal.read_text().split() == ["first", "second", "second", "third"]
+    assert workers.journal.calls() == {"first": 1, "second": 2, "third": 1}  # it was killed in the second one
 
 
-async def test_frozen_worker_that_wakes_changes_nothing(perdure: Any, journal: Path, tmp_path: Path) -> None:
+async def test_frozen_worker_that_wakes_changes_nothing(workers: WorkerProcesses) -> None:
+    workers.journal.hold("second")
+    first = workers.start()
     async with connected(stdio()) as client:
-        with worker_process() as frozen:
-            created = await client.call("report", title="May")
-            await lines(journal, 2)
-            os.kill(frozen.pid, signal.SIGSTOP)
-            (tmp_path / "gate").touch()
-            with worker_process():
-                ended = await client.until(created.task_id, "completed", "failed")
-                os.kill(frozen.pid, signal.SIGCONT)
-                frozen.send_signal(signal.SIGTERM)  # it wakes, finds its lease lost, and ends
-                frozen.wait()
-                again = await client.task("get", created.task_id)
+        created = await client.call("report", title="May")
+        await workers.journal.noted("second")
+        await workers.freeze(first)
+        workers.journal.release()
+        workers.start()
+        ended = await client.until(created.task_id, "completed", "failed")
+        workers.thaw(first)
+        await workers.stop(first)  # it wakes up, and has lost its lease
+        again = await client.task("get", created.task_id)
     assert ended.result is not None
     assert again.status == "completed"
     assert again.result == ended.result
-    assert journal.read_text().split() == ["first", "second", "second", "third"]
+    assert workers.journal.calls() == {"first": 1, "second": 2, "third": 1}
 
 
 @pytest.mark.parametrize(
