@@ -78,7 +78,7 @@ class TestClient:
 
     async def until(self, task_id: str, *statuses: str) -> Answer:
         """Ask for a task until it has one of the statuses; the time-out of the test ends it."""
-        while (found := await self.task("get", task_id)).status not in statuses:
+        while (found := await self.task("get", task_id)).status not in statuses:  # noqa: ASYNC110
             await asyncio.sleep(0.1)  # a client looks again and again: it gets no notification
         return found
 
