@@ -62,6 +62,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
         sources=("openai-agents",),
     ),
     "pydantic_ai": Adapter(extra="pydantic-ai", module="perdure.worker.integrations.pydantic_ai"),
+    "ag_ui": Adapter(extra="", module="", packages=("ag-ui-protocol>=1", "ag-ui-validate>=0.4")),
     "mcp": Adapter(extra="mcp", module="perdure.worker.integrations.mcp", pages=("mcp",)),
     "sqlalchemy": Adapter(
         extra="sqlalchemy",
