@@ -406,4 +406,5 @@ def test_a_chat_streams_through_a_killed_worker_and_a_refreshed_page(
 def test_the_page_of_the_examples_has_their_lines(name: str) -> None:
     lines = len((EXAMPLES / name).read_text("utf-8").splitlines())
     assert f"[{name}]({name}) | {lines} |" in (EXAMPLES / "README.md").read_text("utf-8")
-    assert lines <= (130 if name == "chat_stream.py" else 90)  # a page for the browser is in it
+    longer = {"chat_stream.py": 130, "a2a_front.py": 140, "ag_ui_front.py": 105}  # with a page, a card, a stream
+    assert lines <= longer.get(name, 90)
