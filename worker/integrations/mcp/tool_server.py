@@ -10,7 +10,8 @@ the tasks that he has enqueued, or all with the role viewer.
 Questions of a task reach users with the role approver: in `tasks/get` as `inputRequests`, in a call by
 `InputRequiredResult`, or by an elicitation where the client is of an earlier protocol version.
 
-A call whose client cancels it, or goes away, cancels its task. One that ends because the server stops does not.
+A call that its client cancels cancels its task on stdin and by a notification of earlier protocol versions. Over HTTP a
+request that breaks off may as well be one of a server that stops: its task continues.
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ class ToolServer:
                 await self._elicit(ctx, call, seen)
                 seen = await self._watch(ctx, call, seen.handle, patience, asks=asks)
         except anyio.get_cancelled_exc_class():
-            if not self.stopping:
+            if self._is_given_up(ctx):
                 with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                     await self._cancel(call, handle)
             raise
@@ -308,6 +309,13 @@ class ToolServer:
         if as_task:
             return {"resultType": "task", **await self._status(call, handle.id, await handle.record())}
         return await self._still_open(handle, seen)
+
+    def _is_given_up(self, ctx: ServerRequestContext[Any, Any]) -> bool:
+        """Return whether a cancelled call was given up by its client.
+
+        Over HTTP a request of the present protocol is also cancelled when the server stops: its task is left alone.
+        """
+        return not self.stopping and (ctx.request is None or not _modern(ctx))
 
     async def _watch(
         self, ctx: ServerRequestContext[Any, Any], call: Call, handle: TaskHandle[Any], seconds: float, *, asks: bool
