@@ -7,15 +7,18 @@ from .worker.testing.clock import PerdureClock
 from .worker.testing.enqueued import assert_enqueued, refute_enqueued
 from .worker.testing.fixture import PerdureFixture
 from .worker.testing.idle import run_until_idle, run_worker
+from .worker.testing.log_replay import ReplayedLog, replay_log
 from .worker.testing.unit_context import UnitContext, make_context
 
 __all__ = [
     "PerdureClock",
     "PerdureFixture",
+    "ReplayedLog",
     "UnitContext",
     "assert_enqueued",
     "make_context",
     "refute_enqueued",
+    "replay_log",
     "run_until_idle",
     "run_worker",
 ]

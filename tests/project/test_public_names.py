@@ -152,10 +152,12 @@ MEMORY_NAMES = {
 TESTING_NAMES = {
     "PerdureClock",
     "PerdureFixture",
+    "ReplayedLog",
     "UnitContext",
     "assert_enqueued",
     "make_context",
     "refute_enqueued",
+    "replay_log",
     "run_until_idle",
     "run_worker",
 }

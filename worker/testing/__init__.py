@@ -7,6 +7,7 @@
     clock.py         what the fixture `perdure_clock` gives: a server whose time the test sets forward
     timed_server.py  that server, in a thread of the process
     fake_engine.py   its engine: fakeredis at the time of the server, which the simulation of the project uses too
+    log_replay.py    replay_log: run new code with the records of an exported task
     unit_context.py  make_context: a context for one call of a handler, without a server
 
 This module imports nothing: pytest loads the plugin in each of its runs.

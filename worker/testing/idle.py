@@ -88,10 +88,10 @@ async def run_until_idle(
         await anyio.sleep(delay)
 
 
-def make_worker(app: App, outcomes: Outcomes, concurrency: int, queues: Sequence[str] | None) -> Worker:
+def make_worker(app: App, outermost: Middleware, concurrency: int, queues: Sequence[str] | None) -> Worker:
     """Return a worker of the app that has one more middleware, as the outermost."""
     own = app.middleware
-    app.middleware = (outcomes, *own)
+    app.middleware = (outermost, *own)
     try:
         return Worker(app, concurrency=concurrency, queues=queues)
     finally:
