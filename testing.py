@@ -6,7 +6,7 @@ The fixtures `perdure`, `perdure_clock` and `perdure_server` come from the pytes
 from .worker.testing.clock import PerdureClock
 from .worker.testing.enqueued import assert_enqueued, refute_enqueued
 from .worker.testing.fixture import PerdureFixture
-from .worker.testing.idle import run_until_idle, run_worker
+from .worker.testing.idle import drain, run_until_idle, run_worker
 from .worker.testing.log_replay import ReplayedLog, replay_log
 from .worker.testing.unit_context import UnitContext, make_context
 
@@ -16,6 +16,7 @@ __all__ = [
     "ReplayedLog",
     "UnitContext",
     "assert_enqueued",
+    "drain",
     "make_context",
     "refute_enqueued",
     "replay_log",

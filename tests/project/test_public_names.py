@@ -155,6 +155,7 @@ TESTING_NAMES = {
     "ReplayedLog",
     "UnitContext",
     "assert_enqueued",
+    "drain",
     "make_context",
     "refute_enqueued",
     "replay_log",

@@ -2,7 +2,7 @@
 
     plugin.py        fixtures for pytest; imports nothing else of the package until one of them is used
     fixture.py       what the fixture `perdure` gives: a server, a namespace of the test, and their removal
-    idle.py          run_until_idle, run_worker: run a worker in the test until nothing is left to do, or beside it
+    idle.py          run_until_idle, drain, run_worker: run a worker in a test until nothing is left to do, or beside it
     enqueued.py      assert_enqueued and refute_enqueued
     clock.py         what the fixture `perdure_clock` gives: a server whose time the test sets forward
     timed_server.py  that server, in a thread of the process

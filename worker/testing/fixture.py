@@ -22,7 +22,7 @@ from ...queues.transport.gateway import Gateway
 from ..app import App
 from ..sync_producer import close_sync_producers
 from .enqueued import assert_enqueued, refute_enqueued
-from .idle import run_until_idle, run_worker
+from .idle import drain, run_until_idle, run_worker
 
 _PAGE = 1000
 
@@ -39,6 +39,7 @@ class PerdureFixture:
     assert_enqueued = staticmethod(assert_enqueued)
     refute_enqueued = staticmethod(refute_enqueued)
     run_worker = staticmethod(run_worker)
+    drain = staticmethod(drain)
 
     def __init__(self, redis_url: str, data_dir: Path) -> None:
         self.redis_url = redis_url

@@ -14,6 +14,7 @@ import anyio
 
 from ...deadletter.error_text import error_text
 from ...queues.durations import Duration, to_seconds
+from ...queues.envelope import is_task_id
 from ...queues.errors import TaskFailed
 from ...queues.inspection.views import queue_partitions
 from ...queues.keys import Namespace
@@ -86,6 +87,66 @@ async def run_until_idle(
         if delay > ends - time.monotonic():
             return outcomes.states
         await anyio.sleep(delay)
+
+
+async def drain(
+    app: App,
+    *,
+    due: bool = False,
+    allow_failures: bool = False,
+    timeout: Duration = 30.0,
+    concurrency: int = 16,
+    queues: Sequence[str] | None = None,
+) -> Counter[str]:
+    """Run a worker until nothing is left to do, as `run_until_idle`; with `due`, also delayed tasks and retries.
+
+    Args:
+        app: the app; it need not be open.
+        due: run delayed tasks, and tasks that wait for a retry, at once, whenever they are due. Tasks that sleep or
+            wait for something stay as they are: `perdure_clock` lets time pass for them.
+        allow_failures, timeout, concurrency, queues: as of `run_until_idle`.
+
+    Returns:
+        How many runs ended in each state.
+
+    Raises:
+        TaskFailed: a task became a dead letter; its cause is the error that the handler raised.
+        TimeoutError: there was still something to do, as with a task that snoozes again and again.
+    """
+    __tracebackhide__ = True
+    outcomes, limit = _DueOutcomes(app) if due else Outcomes(), to_seconds(timeout, "timeout")
+    with anyio.move_on_after(limit) as scope:
+        async with app:
+            served = make_worker(app, outcomes, concurrency, queues).queues
+            again = True
+            while again:
+                if due:
+                    await _make_due(app, served)
+                async with make_worker(app, outcomes, concurrency, queues) as worker:
+                    await worker.run(burst=True)
+                again = due and await _make_due(app, served) > 0
+    if not allow_failures:
+        outcomes.check()
+    if scope.cancelled_caught:
+        raise outcomes.time_out(app, limit)
+    return outcomes.states
+
+
+async def _make_due(app: App, queues: Sequence[str]) -> int:
+    """Make delayed tasks and retries due now; return their number. Tasks that are parked stay where they are."""
+    gateway, namespace, count = app.producer.gateway, Namespace(app.settings.namespace), 0
+    for partition in [found for name in queues for found in await queue_partitions(gateway, namespace, name)]:
+        members = await gateway.command("ZRANGE", partition.due, 0, -1)
+        tasks = [task for member in members if is_task_id(task := member.decode("utf-8", "replace"))]
+        records = [("HMGET", partition.record(task), "state", "waits") for task in tasks]
+        found = await gateway.pipeline(records, node_of=partition.due) if records else []
+        delayed = [task for task, fields in zip(tasks, found, strict=True) if fields == [b"scheduled", None]]
+        if delayed:
+            scores = [argument for task in delayed for argument in (0, task)]
+            await gateway.command("ZADD", partition.due, "XX", *scores)
+            await gateway.command("XADD", partition.nudge, "MAXLEN", 16, "*", "why", "due")  # wakes the promoter
+        count += len(delayed)
+    return count
 
 
 def make_worker(app: App, outermost: Middleware, concurrency: int, queues: Sequence[str] | None) -> Worker:
@@ -162,3 +223,16 @@ class Outcomes(Middleware):
     def time_out(self, app: App, limit: float) -> TimeoutError:
         """Return the error that names what is left to do."""
         return TimeoutError(f"app {app.name!r} was not idle after {limit:g} seconds: {self.unfinished()}")
+
+
+class _DueOutcomes(Outcomes):
+    """Makes the retry of each task that failed due at once."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._app = app
+
+    async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
+        await super().settle(ctx, settlement, call_next)
+        if settlement.state is State.SCHEDULED:
+            await _make_due(self._app, [ctx.queue])

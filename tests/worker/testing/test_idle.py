@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 from perdure import App, Context, Retry, RetryLater, TaskFailed
-from perdure.testing import PerdureFixture, run_until_idle, run_worker
+from perdure.testing import PerdureFixture, drain, run_until_idle, run_worker
 from perdure.worker.settings import Settings
 
 pytestmark = pytest.mark.integration
@@ -130,3 +130,37 @@ def test_the_keys_of_a_namespace_are_removed_and_no_others(redis_url: str, tmp_p
             assert asyncio.run(run()) == 1
             assert list(client.scan_iter(f"{{{fixture.namespace}*")) != []
         assert list(client.scan_iter(f"{{{fixture.namespace}*")) == []
+
+
+async def test_drain_runs_delayed_tasks_and_retries_at_once(settings: Settings) -> None:
+    app = App("shop", settings=settings)
+    ran: list[str] = []
+
+    @app.task(retry=Retry(max_attempts=3, base=3600, jitter=0.0))
+    async def remind(ctx: Context, what: str) -> None:
+        ran.append(what)
+        if what == "flaky" and ctx.attempt < 3:
+            raise ValueError(what)
+        if what == "first":
+            await remind.options(delay=86_400).enqueue("second")
+        if what == "sleeps":
+            await ctx.sleep(3600)
+
+    async with app:
+        for what in ("first", "flaky"):
+            await remind.options(delay=7200).enqueue(what)
+        await remind.enqueue("sleeps")
+        assert await drain(app) == {"waiting": 1}
+        assert await drain(app, due=True) == {"succeeded": 3, "scheduled": 2}
+        assert sorted(ran) == ["first", "flaky", "flaky", "flaky", "second", "sleeps"]
+        assert await drain(app, due=True) == {}
+
+
+async def test_drain_raises_dead_letters_and_ends_in_time(app: App) -> None:
+    async with app:
+        await enqueue(app, "fails", delay=3600)
+        with pytest.raises(TaskFailed, match="ValueError: no fails"):
+            await drain(app, due=True)
+        await enqueue(app, "hangs", delay=3600)
+        with pytest.raises(TimeoutError, match=r"app 'shop' was not idle after 0\.5 seconds"):
+            await drain(app, due=True, timeout=0.5)
