@@ -235,7 +235,7 @@ class _Replay(Middleware):
         self._error: BaseException | None = None
 
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
-        if ctx.task_id != self._task_id:  # a child, or a task of a schedule
+        if ctx.task_id != self._task_id:  # one that the lifespan or a schedule has enqueued
             await anyio.sleep_forever()
         run = ctx._run
         self._recorded = [key for key in await read_recorded_steps(run) if _is_step(f"d:{key}")]

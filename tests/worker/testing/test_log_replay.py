@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry
+from perdure import Agent, AgentState, App, Context, Middleware, PlanStep, Retry, Settlement
 from perdure.queues import ConfigurationError
 from perdure.testing import ReplayedLog, replay_log, run_until_idle
 from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.errors import TransferError
+from perdure.worker.middleware import CallNext
 from perdure.worker.settings import Settings
 from perdure.worker.transfer.export import export_task
 
@@ -146,7 +148,10 @@ async def test_children_are_replayed_and_new_ones_do_not_run(code: Code) -> None
 
     async def more(ctx: Context, order: int) -> list[int]:
         found = await parent(ctx, order)
-        await ctx.spawn(code.current.tasks["child"], 3)  # type: ignore[attr-defined]
+        try:
+            await ctx.spawn(code.current.tasks["child"], 3)  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 - as careless code does
+            code.effects.append("seen")
         return found
 
     make = code.app
@@ -175,6 +180,42 @@ async def test_a_task_that_is_not_there_and_arguments_that_do_not_fit(code: Code
     empty = App("shop", settings=code.settings)
     replayed = await replay_log(empty, io.BytesIO(log))
     assert replayed.differences == ("app 'shop' has no task 'order'; it has: none",)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_follows_from_the_outcome_and_no_other_task_runs(code: Code, fails: bool) -> None:
+    class Settles(Middleware):
+        async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
+            code.effects.append("settle")
+            await call_next()
+
+    @asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        await app.tasks["other"].enqueue()
+        yield
+
+    app = App("shop", settings=code.settings, middleware=[Settles()], lifespan=lifespan)
+
+    @app.task
+    async def other(ctx: Context) -> None:
+        code.effects.append("other")
+
+    @app.task(name="order", retry=Retry(max_attempts=3, base=0.0))
+    async def order(ctx: Context, order: int) -> int:
+        await ctx.step("reserve", code.effect, "reserve", order)
+        code.effects.append("handler")
+        if fails:
+            raise ValueError("no stock")
+        return 9
+
+    async def reserve(ctx: Context, order: int) -> int:
+        await ctx.step("reserve", code.effect, "reserve", order)
+        return 9
+
+    log = await code.record(reserve)
+    replayed = await replay_log(app, io.BytesIO(log))
+    assert replayed.end == ("failed" if fails else "finished")
+    assert code.effects == ["handler"]
 
 
 async def test_a_damaged_file_and_an_open_app_are_refused(code: Code) -> None:
