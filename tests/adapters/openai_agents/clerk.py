@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from agents import Agent, function_tool, set_tracing_disabled
-from perdure import App, Context, Worker
+from perdure import App, Context
 from perdure.integrations.openai_agents import PerdureRunner
 
 from tests.adapters.openai_agents.scripted import Script
-from tests.adapters.worker_processes import hang_at, note
+from tests.adapters.support.journal import note, note_async
 
 set_tracing_disabled(True)
 app = App("clerk")
@@ -25,16 +24,14 @@ class NotedScript(Script):
 @function_tool
 async def look(account: str) -> int:
     """Return the balance of an account."""
-    note(f"look {account}")
-    await hang_at(f"look {account}")
+    await note_async(f"look {account}")
     return 5
 
 
 @function_tool(needs_approval=True)
 async def pay(amount: int) -> str:
     """Pay."""
-    note("pay")
-    await hang_at("pay")
+    await note_async("pay")
     return f"{amount} euros"
 
 
@@ -48,12 +45,3 @@ async def settle(ctx: Context, question: str) -> dict[str, Any]:
     result = await runner.run(agent, question)
     usage = result.context_wrapper.usage
     return {"output": result.final_output, "requests": usage.requests, "tokens": usage.total_tokens}
-
-
-async def main() -> None:
-    async with Worker(app, concurrency=4) as worker:
-        await worker.run()
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

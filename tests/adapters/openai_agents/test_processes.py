@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,26 @@ from perdure.queues.waits import OpenWait
 from perdure.testing import PerdureFixture
 
 from tests.adapters.openai_agents.clerk import app, settle
-from tests.adapters.worker_processes import BOUND, WorkerProcesses, worker_processes
+from tests.adapters.support.processes import BOUND, WorkerProcesses, until, worker_processes
 
 RESULT = {"output": "5 5 3 euros", "requests": 3, "tokens": 45}
 
 
 @pytest.fixture
 def workers(perdure: PerdureFixture, tmp_path: Path) -> Iterator[WorkerProcesses]:
-    with worker_processes(Path(__file__).with_name("clerk.py"), tmp_path) as processes:
+    with worker_processes("tests.adapters.openai_agents.clerk:app", tmp_path) as processes:
         yield processes
 
 
 async def question(handle: TaskHandle[Any]) -> OpenWait:
     """Wait until the task asks, and return what it asks."""
-    async with asyncio.timeout(BOUND):
-        while not (waits := await handle.waits()):  # noqa: ASYNC110 - another process opens it
-            await asyncio.sleep(0.01)
-    (wait,) = waits
+    wait: OpenWait
+    [wait] = await until(handle.waits, "the task asks")
     return wait
+
+
+async def is_parked(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.WAITING
 
 
 async def approve(handle: TaskHandle[Any]) -> None:
@@ -43,16 +44,19 @@ async def approve(handle: TaskHandle[Any]) -> None:
 async def test_another_worker_finishes_what_a_killed_one_began_in_a_tool(workers: WorkerProcesses) -> None:
     async with app:
         handle = await settle.enqueue("Settle the accounts.")
-        first = workers.start(hang="look b")
-        await workers.noted("hangs in look b")
-        workers.kill(first)
-        second = workers.start(hang="pay")
+        workers.journal.hold("look b")
+        first = workers.start()
+        await workers.journal.noted("look b")
+        await workers.kill(first)
+        workers.journal.hold("pay")
+        second = workers.start()
         await approve(handle)
-        await workers.noted("hangs in pay")
-        workers.kill(second)
+        await workers.journal.noted("pay")
+        await workers.kill(second)
+        workers.journal.release()
         workers.start()
         assert await handle.result(timeout=BOUND) == RESULT
-    calls = workers.calls()
+    calls = workers.journal.calls()
     assert calls["model"] == 3
     assert calls["look b"] == calls["pay"] == 2  # in flight when their worker was killed
     assert calls["look a"] in (1, 2)
@@ -61,10 +65,12 @@ async def test_another_worker_finishes_what_a_killed_one_began_in_a_tool(workers
 async def test_a_frozen_worker_that_wakes_changes_nothing(workers: WorkerProcesses) -> None:
     async with app:
         handle = await settle.enqueue("Settle the accounts.")
-        first = workers.start(hang="pay")
+        workers.journal.hold("pay")
+        first = workers.start()
         await approve(handle)
-        await workers.noted("hangs in pay")
+        await workers.journal.noted("pay")
         await workers.freeze(first)
+        workers.journal.release()
         workers.start()
         assert await handle.result(timeout=BOUND) == RESULT
         before = [event async for event in handle.events(follow=False)]
@@ -74,7 +80,7 @@ async def test_a_frozen_worker_that_wakes_changes_nothing(workers: WorkerProcess
         assert await again.result(timeout=BOUND) == RESULT
         assert [event async for event in handle.events(follow=False)] == before
         assert await handle.result() == RESULT
-    assert workers.calls() == {"model": 6, "look a": 2, "look b": 2, "pay": 3}
+    assert workers.journal.calls() == {"model": 6, "look a": 2, "look b": 2, "pay": 3}
 
 
 async def test_a_decision_after_a_restart_of_every_worker_is_used_once(workers: WorkerProcesses) -> None:
@@ -83,11 +89,9 @@ async def test_a_decision_after_a_restart_of_every_worker_is_used_once(workers: 
         first = workers.start()
         wait = await question(handle)
         assert wait.shown == {"agent": "clerk", "tool": "pay", "arguments": {"amount": 3}}
-        async with asyncio.timeout(BOUND):
-            while await handle.status() is not State.WAITING:  # noqa: ASYNC110 - another process parks it
-                await asyncio.sleep(0.01)
-        workers.kill(first)
+        await until(lambda: is_parked(handle), "the task is parked")
+        await workers.kill(first)
         await approve(handle)
         workers.start()
         assert await handle.result(timeout=BOUND) == RESULT
-    assert workers.calls() == {"model": 3, "look a": 1, "look b": 1, "pay": 1}
+    assert workers.journal.calls() == {"model": 3, "look a": 1, "look b": 1, "pay": 1}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from perdure import App, Context, Worker
+from perdure import App, Context
 from perdure.integrations.pydantic_ai import PerdureDurability
 from pydantic_ai import Agent, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
-from tests.adapters.worker_processes import hang_at, note
+from tests.adapters.support.journal import note, note_async
 
 app = App("clerk")
 
@@ -36,16 +35,14 @@ agent = Agent(FunctionModel(respond), name="clerk", capabilities=[PerdureDurabil
 @agent.tool_plain
 async def look(account: str) -> int:
     """Return the balance of an account."""
-    note(f"look {account}")
-    await hang_at(f"look {account}")
+    await note_async(f"look {account}")
     return 5
 
 
 @agent.tool_plain(requires_approval=True)
 async def pay(amount: int) -> str:
     """Pay."""
-    note("pay")
-    await hang_at("pay")
+    await note_async("pay")
     return f"{amount} euros"
 
 
@@ -54,12 +51,3 @@ async def settle(ctx: Context, question: str) -> dict[str, Any]:
     result = await agent.run(question)
     usage = result.usage
     return {"output": result.output, "requests": usage.requests, "tools": usage.tool_calls}
-
-
-async def main() -> None:
-    async with Worker(app, concurrency=4) as worker:
-        await worker.run()
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
