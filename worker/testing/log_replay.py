@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from ...deadletter.error_text import error_text
 from ...queues.durations import Duration, to_seconds
 from ...queues.envelope import new_task_id
-from ...queues.errors import ConfigurationError, NotOpen, PerdureError
+from ...queues.errors import ConfigurationError, NotOpen, PerdureError, TaskNotFound
 from ...queues.sessions.record import parse_turn_id
 from ...queues.wording import counted, shortened
 from ..app import App
@@ -53,7 +53,8 @@ class ReplayedLog:
         recorded: number of the recorded steps.
         met: number of those that the code has asked for.
         end: `finished` if the handler has returned, `failed` if it has raised, `stopped` before it would have run a
-            step that is not recorded, `waiting` where it waits for a message, an answer, a child or a time.
+            step that is not recorded, or where it reads another task by its handle, which the log does not have,
+            `waiting` where it waits for a message, an answer, a child or a time.
         at: the step at which it was stopped, the error, or what it waits for.
         differences: what the code does in another way than the log, a sentence each; empty if it continues the task.
     """
@@ -231,6 +232,8 @@ class _Replay(Middleware):
         self._recorded: list[str] = []
         self._asked: set[str] = set()
         self._unasked: list[str] = []
+        self._beyond = False
+        """Whether the handler has read what no log has."""
         self._result: bytes | None = None
         self._error: BaseException | None = None
 
@@ -246,6 +249,9 @@ class _Replay(Middleware):
             self._finish(run, "finished", "")
         except _LogEnds as ends:
             self._finish(run, "stopped", str(ends))
+        except TaskNotFound as error:  # the task of a handle, which the log does not have
+            self._beyond = True
+            self._finish(run, "stopped", error_text(error))
         except Exception as error:  # noqa: BLE001 - what the handler raises is the outcome of the replay
             self._error = error
             self._finish(run, "failed", f"{type(error).__name__}: {error_text(error)}")
@@ -280,7 +286,9 @@ class _Replay(Middleware):
         end, at = self._end
         differences = []
         left = ", ".join(repr(key) for key in sorted(self._unasked))
-        if end == "stopped" and (self._unasked or log.succeeded):
+        if self._beyond:
+            pass
+        elif end == "stopped" and (self._unasked or log.succeeded):
             what = f"step {at!r} would run, which is not recorded"
             differences.append(f"{what}, before {left}" if left else f"{what}, and the recorded run ended without it")
         elif end == "failed":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, Middleware, PlanStep, Retry, Settlement
-from perdure.queues import ConfigurationError
+from perdure.queues import ConfigurationError, TaskNotFound
 from perdure.testing import ReplayedLog, replay_log, run_until_idle
 from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.errors import TransferError
@@ -167,6 +167,28 @@ async def test_children_are_replayed_and_new_ones_do_not_run(code: Code) -> None
     replayed = await code.replay(log, more, child)
     assert replayed.end == "stopped"
     assert "would run, which is not recorded, and the recorded run ended without it" in replayed.differences[0]
+
+
+async def test_a_handler_stops_where_it_reads_a_task_that_the_log_does_not_have(code: Code) -> None:
+    class Elsewhere:
+        missing = False
+
+        async def read(self) -> int:
+            if self.missing:
+                raise TaskNotFound("report-1", "queue 'shop'")  # as a handle does
+            return 8
+
+    other = Elsewhere()
+
+    async def order(ctx: Context, order: int) -> int:
+        await ctx.step("reserve", code.effect, "reserve", order)
+        return await ctx.step("charge", code.effect, "charge", await other.read())
+
+    log = await code.record(order)
+    other.missing = True
+    replayed = await code.replay(log, order)
+    assert (replayed.end, replayed.met, replayed.differences) == ("stopped", 1, ())
+    assert replayed.at.startswith("no task report-1 in queue 'shop'")
 
 
 async def test_a_task_that_is_not_there_and_arguments_that_do_not_fit(code: Code) -> None:
