@@ -26,7 +26,7 @@ from .log import logger
 from .middleware import Chain, Middleware, build_chain, enqueue_innermost
 from .on_demand import keep_large_values
 from .registry import Registry, make_max_depth
-from .settings import Settings, check_settings, load_settings
+from .settings import DEFAULT_CONCURRENCY, Settings, check_settings, load_settings
 from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_lifespan
 from .task import Handler, OnOrphan, P, R, SyncHandler, Task, TaskCall, refuse_unknown
 
@@ -78,6 +78,8 @@ class App:
 
     overrides: ClassVar[Mapping[str, object]] = {}
     """Settings of all apps of this process, in place of their own; `perdure.testing` sets them during a test."""
+    default_concurrency: int = DEFAULT_CONCURRENCY
+    """Tasks that a worker of `perdure worker run` runs at once without `--concurrency`."""
     _loading: ClassVar[App | None] = None
     """The app whose modules are being imported."""
 

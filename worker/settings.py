@@ -19,6 +19,9 @@ from ..queues.security.urls import has_credentials
 POSTGRES = ("postgresql://", "postgres://")
 """Beginnings of the URL of a memory store in PostgreSQL."""
 
+DEFAULT_CONCURRENCY: Final = 16
+"""Tasks that a worker runs at once by default."""
+
 _WEBHOOK_URL: Final = re.compile(
     r"(?i:https?)://(?:\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(?::(?P<port>[0-9]{1,5}))?(?:[/?#][!-~]*)?"
 )

@@ -67,7 +67,10 @@ def run(
     queues: Annotated[
         str | None, typer.Option(metavar="A,B", help="Read these queues. Default: the queues of the app's tasks.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Run up to N tasks at the same time.")] = 16,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Run up to N tasks at the same time. Default: 16.", show_default=False),
+    ] = None,
     burst: Annotated[bool, typer.Option("--burst", help="Exit when the queues are empty.")] = False,
     lease: Annotated[
         float | None,

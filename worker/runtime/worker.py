@@ -31,6 +31,7 @@ from ..durable.waiting import SharedNotifications
 from ..log import logger
 from ..loop_errors import keep_running
 from ..on_demand import keep_large_values, load_drafts, session_chores
+from ..settings import DEFAULT_CONCURRENCY
 from .burst import Burst
 from .executor import Executor
 from .health.capacity import Capacity, memory_reader
@@ -72,7 +73,7 @@ class Worker:
         self,
         app: App,
         *,
-        concurrency: int = 16,
+        concurrency: int = DEFAULT_CONCURRENCY,
         queues: Sequence[str] | None = None,
         partitions: Literal["all", "share"] | None = None,
         name: str | None = None,

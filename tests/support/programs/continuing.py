@@ -17,8 +17,8 @@ from perdure import Agent, AgentState, App, Coherence, Context, ContextBuilder, 
 from perdure.context import CompactionRequest
 from perdure.memory import NewMemory
 from perdure.worker.artifacts.store import ArtifactStore
-from perdure.worker.cli.support.worker_process import stop_on_signals
 from perdure.worker.durable.journal.handoff.document import Handoff
+from perdure.worker.runtime.stop_signals import stop_on_signals
 from pydantic import Field
 
 DEATHS = os.environ.get("DEATHS")

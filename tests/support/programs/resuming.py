@@ -27,8 +27,8 @@ from perdure import (
 )
 from perdure.context import Message, Prompt
 from perdure.worker.agents.journal.state import Commitment, Question
-from perdure.worker.cli.support.worker_process import stop_on_signals
 from perdure.worker.durable.steps.current import CURRENT_RUN
+from perdure.worker.runtime.stop_signals import stop_on_signals
 
 AT_ONCE = Retry(max_attempts=3, base=0.0, max_crashes=10)
 

@@ -10,7 +10,7 @@ import sys
 
 import anyio
 from perdure import App, Context, Retry, Worker
-from perdure.worker.cli.support.worker_process import stop_on_signals
+from perdure.worker.runtime.stop_signals import stop_on_signals
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 VERSION = int(os.environ["CODE_VERSION"])

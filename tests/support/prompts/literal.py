@@ -19,7 +19,7 @@ import orjson
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Worker, current_step
 from perdure.context import Prompt, to_openai
 from perdure.worker.agents.context.prompt import Estimate
-from perdure.worker.cli.support.worker_process import stop_on_signals
+from perdure.worker.runtime.stop_signals import stop_on_signals
 
 WORDS = "word " * 156
 """An answer of 200 tokens has these words."""

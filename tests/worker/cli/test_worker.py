@@ -270,7 +270,7 @@ def _recover(url: tuple[str, str]) -> None:
 def test_a_worker_in_a_user_program_can_handle_signals(url: tuple[str, str], folder: Path) -> None:
     program = """
 import asyncio, os, signal, sys
-from perdure.worker.cli.support.worker_process import stop_on_signals
+from perdure.worker.runtime.stop_signals import stop_on_signals
 
 async def main():
     stopped = asyncio.Event()

@@ -1,4 +1,7 @@
-"""Loader of the APP argument: `module:attribute` or `path/to/file.py:attribute`."""
+"""Loader of the APP argument: `module:attribute` or `path/to/file.py:attribute`.
+
+The attribute is an `App`, or a class with the settings of a worker of arq.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,13 @@ def load_app(spec: str) -> App:
         raise Misuse(f"{_FORMS}, got {spec!r}")
     module = _load_file(target) if target.endswith(".py") or os.sep in target else _load_module(target)
     found = vars(module).get(attribute)
+    if isinstance(found, type) and (hasattr(found, "functions") or hasattr(found, "cron_jobs")):
+        from ...integrations.arq.worker_settings import ArqApp
+
+        try:
+            found = ArqApp(found)
+        except (PerdureError, TypeError, ValueError) as error:
+            raise Misuse(f"{spec}: {error}") from error
     if isinstance(found, App):
         try:
             found.load_modules()

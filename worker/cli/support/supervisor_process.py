@@ -12,7 +12,7 @@ from ...log import configure_process_log, logger
 from ...runtime.children.child import WORKER_COMMAND, pass_metrics, pass_redis_url
 from ...runtime.children.quarantine_pool import default_children
 from ...runtime.service_manager import ServiceManager
-from ...settings import load_settings
+from ...settings import DEFAULT_CONCURRENCY, load_settings
 from ...supervise.config import SupervisorConfig
 from ...supervise.source_files import SourceFiles
 from ...supervise.supervisor import Supervisor
@@ -74,7 +74,7 @@ def supervisor_config(
     **options: Any,
 ) -> SupervisorConfig:
     """Return the configuration for children that run this command. metrics: whether they count for their supervisor."""
-    slots = processes * context.params["concurrency"]
+    slots = processes * (context.params["concurrency"] or DEFAULT_CONCURRENCY)
     command = [*WORKER_COMMAND, *_arguments(context, _LEFT_OUT)]
     environment = pass_redis_url(context.params["redis_url"]) | pass_metrics(wanted=metrics)
     if sources is not None:  # byte code of a file that changes twice within a second could be that of the first change

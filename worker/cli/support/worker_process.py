@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from types import FrameType
-from typing import Final
 
 import anyio
 import typer
@@ -34,6 +31,7 @@ from ...durable.steps.current import log_fields
 from ...log import add_to_json, configure_process_log, logger
 from ...runtime.children.child import passed_metrics, passed_redis_url
 from ...runtime.service_manager import ServiceManager
+from ...runtime.stop_signals import stop_on_signals
 from ...runtime.supervisor_link import SupervisorLink
 from ...runtime.worker import Worker
 from .app_loader import load_app
@@ -177,7 +175,7 @@ def run_worker(
     probe: ProbeOptions,
     application: str,
     *,
-    concurrency: int,
+    concurrency: int | None,
     queues: Sequence[str] | None,
     name: str | None,
     burst: bool,
@@ -222,7 +220,7 @@ def _run_worker(
     application: str,
     link: SupervisorLink | None,
     *,
-    concurrency: int,
+    concurrency: int | None,
     queues: Sequence[str] | None,
     name: str | None,
     burst: bool,
@@ -245,7 +243,7 @@ def _run_worker(
     def make_worker() -> Worker:
         worker = Worker(
             app,
-            concurrency=1 if isolated else concurrency,
+            concurrency=1 if isolated else concurrency or app.default_concurrency,
             queues=queues,
             name=name,
             link=link,
@@ -348,44 +346,3 @@ async def _check_rights(app: App, queue: str) -> None:
         except Refused as error:
             if isinstance(error.__cause__, NoPermissionError):
                 raise
-
-
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-@asynccontextmanager
-async def stop_on_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `stop` in the event loop for SIGTERM and SIGINT; the third signal ends the process at once.
-
-    worker = Worker(app)
-    async with stop_on_signals(worker.stop), worker:
-        await worker.run()
-
-    Enter it before the worker, so that it covers connecting and disconnecting. It must be used in the main thread and
-    restores the previous handlers at the end. The handlers are those of `signal.signal`, not of the loop, so they also
-    run while a task blocks the loop.
-    """
-    loop = asyncio.get_running_loop()
-    received = 0
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        if received > 2:
-            RUNTIME.exit(128 + number)
-        loop.call_soon_threadsafe(_stop, stop, signal.Signals(number).name, received)
-
-    before = {number: RUNTIME.set_signal_handler(number, handle) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            RUNTIME.set_signal_handler(number, handler)
-
-
-def _stop(stop: Callable[[], None], name: str, received: int) -> None:
-    if received == 1:
-        logger.info("{}: stopping; send it again to stop at once", name)
-    else:
-        logger.warning("{} again: stopping at once; send it again to end the process", name)
-    stop()
