@@ -62,6 +62,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
         ),
         sources=("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite"),
     ),
+    "celery": Adapter(extra="", module="", packages=("celery>=5.4",), pages=("celery",)),
     "openai_agents": Adapter(
         extra="openai-agents",
         module="perdure.worker.integrations.openai_agents",
