@@ -60,6 +60,32 @@ def test_a_file_and_the_modules_of_its_folder() -> None:
     assert load_app("deep/jobs.py:app").name == "from-a-neighbour"
 
 
+ARQ = "async def send(ctx, to): ...\nclass WorkerSettings:\n    max_jobs = 3\n"
+
+
+def test_the_settings_of_a_worker_of_arq_are_an_app() -> None:
+    write("mail.py", f"{ARQ}    functions = [send]\n")
+    app = load_app("mail:WorkerSettings")
+    assert (app.name, app.default_concurrency, list(app.tasks)) == ("arq.queue", 3, ["send"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("functions = []", "at least one function or cron_job must be registered: functions = [...]"),
+        ("functions = [len]", "a function that is no 'async def' must be made by perdure.integrations.arq, got a "),
+        ("functions = ['nowhere.send']", "No module named 'nowhere'"),
+        ("functions = [send, send]", "task name must be unique, got 'send' twice"),
+        ("cron_jobs = [send]", "a cron job must be made by perdure.integrations.arq, got a builtins.function"),
+        ("functions = [send]; redis_settings = 'redis://x'", "redis_settings must be made by perdure.integrations.arq"),
+        ("functions = [send]; job_serializer = len", "job_serializer must be omitted"),
+    ],
+)
+def test_settings_of_a_worker_of_arq_that_are_refused(settings: str, problem: str) -> None:
+    write("mail.py", f"{ARQ}    {settings}\n")
+    assert problem in refusal("mail:WorkerSettings")
+
+
 def test_a_file_is_the_module_that_other_modules_import() -> None:
     write("tasks_file.py", APP + "import neighbour\n")
     write("neighbour.py", "import tasks_file\n")

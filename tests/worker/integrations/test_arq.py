@@ -364,8 +364,10 @@ def test_settings_of_workers_that_are_refused(options: dict[str, Any], problem: 
 def test_other_mistakes_are_named() -> None:
     with pytest.raises(TypeError, match="'max_job' must be an option"):
         Worker([add], max_job=1)
-    with pytest.raises(RuntimeError, match="must be a coroutine function"):
+    with pytest.raises(ConfigurationError, match="a function that is no 'async def' must be made by"):
         func(len)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="must be a coroutine function"):
+        func("os.path.join")
     with pytest.raises(RuntimeError, match="named by its module"):
         func("add")
     assert func("tests.worker.integrations.test_arq.add").coroutine is add

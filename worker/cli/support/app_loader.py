@@ -36,7 +36,7 @@ def load_app(spec: str) -> App:
 
         try:
             found = ArqApp(found)
-        except (PerdureError, TypeError, ValueError) as error:
+        except (PerdureError, ImportError, RuntimeError, TypeError, ValueError) as error:
             raise Misuse(f"{spec}: {error}") from error
     if isinstance(found, App):
         try:

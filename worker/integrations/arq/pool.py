@@ -188,6 +188,13 @@ def refuse_serializers(**given: object) -> None:
             )
 
 
+def check_own(name: str, value: object, kind: type) -> None:
+    """Raise `ConfigurationError` for a value that another module has made, such as arq itself."""
+    if value is not None and not isinstance(value, kind):
+        made = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ConfigurationError(f"{name} must be made by perdure.integrations.arq, got a {made}: change its import")
+
+
 def queue_of(name: str) -> str:
     """Return the queue of Perdure for one of arq, whose names have colons. Raises `ValueError`."""
     return check_name("queue", name.replace(":", "."))
@@ -386,6 +393,7 @@ async def create_pool(
         Unavailable: the server does not answer.
     """
     refuse_serializers(job_serializer=job_serializer, job_deserializer=job_deserializer)
+    check_own("settings_", settings_, RedisSettings)
     place = settings_ or RedisSettings()
     settings = place.load()
     while True:
@@ -529,7 +537,8 @@ def _definition_of(record: Record) -> JobDef:
     given: Any = from_json(record.shown_arguments() or b"{}") if record.args is not None else {}
     known = given if isinstance(given, dict) else {}
     enqueued = float(record.headers.get(ENQUEUED_AT) or record.enqueued_at or 0)
-    due = record.due_at or int(float(record.headers.get(SCORE) or enqueued))
+    planned = int(float(record.headers.get(SCORE) or enqueued))
+    due = planned if not record.attempts or record.due_at is None else record.due_at
     return JobDef(
         function=record.task or "",
         args=tuple(known.get("args") or ()),

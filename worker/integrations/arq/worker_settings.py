@@ -105,6 +105,8 @@ def func(
     """Return a function with options of its jobs. Raises `RuntimeError` if it is not a coroutine function."""
     if isinstance(coroutine, ArqFunction):
         return coroutine
+    if not isinstance(coroutine, str) and not inspect.iscoroutinefunction(coroutine):
+        arq.check_own("a function that is no 'async def'", coroutine, ArqFunction)
     called = name or (coroutine if isinstance(coroutine, str) else coroutine.__qualname__)
     return ArqFunction(
         called, _load(coroutine), _seconds(timeout), _seconds(keep_result), keep_result_forever, max_tries
@@ -304,6 +306,10 @@ class ArqApp(App):
         name = given.queue_name or (None if given.redis_pool is None else given.redis_pool.default_queue_name)
         if name is None:
             raise ConfigurationError("queue_name must be given, or a redis_pool that has one")
+        arq.check_own("redis_settings", given.redis_settings, RedisSettings)
+        arq.check_own("redis_pool", given.redis_pool, ArqRedis)
+        for job in given.cron_jobs or ():
+            arq.check_own("a cron job", job, CronJob)
         functions = [*map(func, given.functions), *(given.cron_jobs or ())]
         if not functions:
             raise ConfigurationError("at least one function or cron_job must be registered: functions = [...]")
