@@ -232,6 +232,21 @@ async def test_hooks_share_the_context_of_the_worker(pool: ArqRedis) -> None:
     assert calls[4:] == ["on_job_start inner 7", "on_job_end inner 7", "after_job_end inner 7", "on_shutdown - 7"]
 
 
+@pytest.mark.filterwarnings("ignore:a task waits for the result:RuntimeWarning")
+async def test_a_job_that_awaits_another_one_is_not_started_again(pool: ArqRedis) -> None:
+    starts: list[str] = []
+
+    async def outer(ctx: dict[str, Any]) -> Any:
+        starts.append(ctx["job_id"])
+        inner = await ctx["redis"].enqueue_job("add", 1, 1)
+        return await inner.result(timeout=BOUND)
+
+    job = await pool.enqueue_job("outer")
+    assert job is not None
+    await work(func(outer, name="outer"), add)
+    assert (await job.result(timeout=BOUND), starts) == (2, [job.job_id])
+
+
 @dataclass
 class Order:
     number: int
