@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 import os
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, StateGraph
@@ -30,7 +30,7 @@ OUTBOX = Path(os.environ.get("OUTBOX", "newsletters.txt"))
 app = App("newsletters")
 
 
-class Issue(TypedDict, total=False):
+class Issue(TypedDict):
     topic: str
     facts: Annotated[list[str], operator.add]
     draft: str
@@ -52,25 +52,25 @@ def publish(draft: str) -> str:
     return draft
 
 
-async def read_books(issue: Issue) -> Issue:
+async def read_books(issue: Issue) -> dict[str, Any]:
     return {"facts": [await current_context().step("search", search, "books", issue["topic"])]}
 
 
-async def read_papers(issue: Issue) -> Issue:
+async def read_papers(issue: Issue) -> dict[str, Any]:
     return {"facts": [await current_context().step("search", search, "papers", issue["topic"])]}
 
 
-async def write_draft(issue: Issue) -> Issue:
+async def write_draft(issue: Issue) -> dict[str, Any]:
     draft = await current_context().step("write", write, issue["facts"])
     get_stream_writer()({"draft": draft})
     return {"draft": draft}
 
 
-async def ask_editor(issue: Issue) -> Issue:
+async def ask_editor(issue: Issue) -> dict[str, Any]:
     return {"decision": interrupt({"draft": issue["draft"]})}  # parked, without a slot, until a person answers
 
 
-async def send(issue: Issue) -> Issue:
+async def send(issue: Issue) -> dict[str, Any]:
     if issue["decision"] == "publish":
         await current_context().step("publish", publish, issue["draft"])
     return {}
