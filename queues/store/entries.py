@@ -138,6 +138,7 @@ class NamespaceEntries:
 
         Raises `StoreFenced`, `StoreError`, `DecryptionError`.
         """
+        await self._names.check()
         for attempt in range(_ATTEMPTS):
             args = [*fence.arguments, *(check_key(key) for key in keys)]
             found = self._checked(await self._gateway.run(_READ, [self._keys.entries, *self._fence_keys], args), fence)
@@ -170,6 +171,7 @@ class NamespaceEntries:
             values: with their values.
             limit: most entries.
         """
+        await self._names.check()
         low = b"[" + prefix.encode() if prefix else b"-"
         high = b"(" + prefix.encode() + b"\xff" if prefix else b"+"
         if after:
@@ -219,6 +221,7 @@ class NamespaceEntries:
                 f"batch of namespace {self._shown!r} has {len(changes):,} changes, over the limit of {MAX_CHANGES:,}: "
                 "make several batches"
             )
+        await self._names.check()
         keep, most = _ACTS if act else _BATCHES
         batch = batch or uuid.uuid4().hex
         keys = [self._keys.entries, self._keys.names, self._keys.expiries, *self._fence_keys]

@@ -8,6 +8,7 @@ namespace is added again, by the one or the other.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -15,7 +16,9 @@ from typing import Final
 
 from ..errors import Refused
 from ..junk import report_once
-from ..keys import Namespace
+from ..keys import KEY_FORMAT, Namespace
+from ..partitions.resharding import read_schema
+from ..runtime import RUNTIME
 from ..transport.gateway import Gateway
 
 MAX_PARTS: Final = 16
@@ -29,6 +32,9 @@ _PAGE: Final = 200
 
 _KNOWN: Final = 10_000
 """Names that a process remembers to have added."""
+
+_CHECKED: Final = 60.0
+"""Seconds after which the format of the deployment is read again."""
 
 Name = tuple[str, ...]
 
@@ -71,13 +77,22 @@ class StoreNames:
         self._gateway = gateway
         self._namespace = namespace
         self._added: OrderedDict[Name, None] = OrderedDict()
+        self._checked = -math.inf
 
     def is_added(self, name: Name) -> bool:
         """Return whether this process has added a name."""
         return name in self._added
 
+    async def check(self) -> None:
+        """Refuse a deployment that is being restored, or whose keys this version does not know. Raises `Refused`."""
+        if RUNTIME.monotonic() - self._checked > _CHECKED:
+            (await read_schema(self._gateway, self._namespace)).check(self._namespace)
+            self._checked = RUNTIME.monotonic()
+
     async def add(self, name: Name) -> None:
-        """Add a name to the list."""
+        """Add a name to the list, and the format of its keys to a deployment that has no data yet."""
+        if not self._added:
+            await self._gateway.command("HSETNX", self._namespace.deployment, "format", KEY_FORMAT)
         await self._gateway.command("ZADD", self._namespace.stores, 0, _member(name))
         self._added[name] = None
         if len(self._added) > _KNOWN:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from perdure.queues import Gateway, Namespace
-from perdure.queues.errors import PayloadTooLarge, StoreConflict, StoreError, StoreFenced, StoreFull
+from perdure.queues.errors import PayloadTooLarge, Refused, StoreConflict, StoreError, StoreFenced, StoreFull
+from perdure.queues.keys import KEY_FORMAT
+from perdure.queues.partitions.resharding import RESTORE
 from perdure.queues.store import entries as module
 from perdure.queues.store.entries import MAX_CHANGES, EntryChange, Fence, NamespaceEntries, StoredEntry, digest_changes
 from perdure.queues.store.names import StoreNames
@@ -371,3 +373,17 @@ async def test_a_large_value_whose_chunks_are_gone_is_named(gateway: Gateway, na
         await notes.read(["a"])
     await notes.write([put("a", b"x" * 5000)])
     assert await data_of(notes, "a") == [b"x" * 5000]
+
+
+async def test_a_deployment_gets_a_format_and_is_refused_while_it_is_restored(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    await namespace_entries(gateway, namespace).write([put("a")])
+    assert await gateway.command("HGET", namespace.deployment, "format") == b"%d" % KEY_FORMAT
+    await gateway.command("HSET", namespace.deployment, "change", RESTORE)
+    notes = namespace_entries(gateway, namespace)
+    for call in (notes.write([put("b")]), notes.read(["a"]), anext(notes.scan())):
+        with pytest.raises(Refused, match="a restore of it is under way"):
+            await call
+    await gateway.command("HDEL", namespace.deployment, "change")
+    assert await keys_of(notes) == ["a"]
