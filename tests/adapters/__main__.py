@@ -72,6 +72,9 @@ ADAPTERS: Final[dict[str, Adapter]] = {
     "ag_ui": Adapter(extra="", module="", packages=("ag-ui-protocol>=1", "ag-ui-validate>=0.4")),
     "a2a": Adapter(extra="", module="", packages=("a2a-sdk[http-server]>=1.3", "a2a-lint>=0.1.1")),
     "mcp": Adapter(extra="mcp", module="perdure.worker.integrations.mcp", pages=("mcp",)),
+    "claude_agent_sdk": Adapter(
+        extra="claude-agent-sdk", module="perdure.worker.integrations.claude_agent_sdk", pages=("claude-agent-sdk",)
+    ),
     "sqlalchemy": Adapter(
         extra="sqlalchemy",
         module="perdure.worker.integrations.sqlalchemy",

@@ -400,8 +400,7 @@ def test_a_chat_streams_through_a_killed_worker_and_a_refreshed_page(
     "name",
     [
         *("approval.py", "approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py", "web_job.py"),
-        *("chat_stream.py", "fair_share.py", "a2a_front.py", "ag_ui_front.py"),
-        *("chat_stream.py", "fair_share.py", "langgraph_agent.py"),
+        *("chat_stream.py", "fair_share.py", "a2a_front.py", "ag_ui_front.py", "langgraph_agent.py"),
     ],
 )
 def test_the_page_of_the_examples_has_their_lines(name: str) -> None:
