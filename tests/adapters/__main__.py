@@ -66,9 +66,14 @@ ADAPTERS: Final[dict[str, Adapter]] = {
     "openai_agents": Adapter(
         extra="openai-agents",
         module="perdure.worker.integrations.openai_agents",
+        pages=("openai-agents",),
         sources=("openai-agents",),
     ),
-    "pydantic_ai": Adapter(extra="pydantic-ai", module="perdure.worker.integrations.pydantic_ai"),
+    "pydantic_ai": Adapter(
+        extra="pydantic-ai",
+        module="perdure.worker.integrations.pydantic_ai",
+        pages=("pydantic-ai",),
+    ),
     "ag_ui": Adapter(extra="", module="", packages=("ag-ui-protocol>=1", "ag-ui-validate>=0.4")),
     "a2a": Adapter(extra="", module="", packages=("a2a-sdk[http-server]>=1.3", "a2a-lint>=0.1.1")),
     "mcp": Adapter(extra="mcp", module="perdure.worker.integrations.mcp", pages=("mcp",)),

@@ -30,7 +30,7 @@ class ToolApproval(BaseModel):
 
     Attributes:
         approved: whether the tool is called.
-        message: what the model is told if it is not.
+        message: what the model reads if it is not.
     """
 
     approved: bool

@@ -490,6 +490,3 @@ def _step_server(runner: PerdureRunner, server: Any, agent: str) -> Any:
 
     made.list_tools, made.call_tool = list_tools, call_tool
     return made
-
-
-__all__ = ["PerdureRunner", "ToolApproval"]

@@ -434,6 +434,3 @@ class _Waiter(ExternalEventWaiter):
 
 async def _ask(ask: Callable[[str], Awaitable[JsonValue]], token: str) -> Any:
     return await ask(token)
-
-
-__all__ = ["OPTIONS_KEY", "PerdureDurability", "ToolDecision"]

@@ -54,7 +54,7 @@ class Script:
 
 
 def tool_results(messages: list[ModelMessage]) -> list[str]:
-    """Return the results of tools, and what the model was told instead."""
+    """Return the results of tools, and what the model reads in their place."""
     return [
         str(part.content)
         for message in messages
