@@ -6,5 +6,6 @@ check_package("perdure.integrations.openai_agents", "agents", package="openai-ag
 
 from ..worker.integrations.agent_calls import ToolApproval  # noqa: E402
 from ..worker.integrations.openai_agents import PerdureRunner  # noqa: E402
+from ..worker.integrations.openai_session import PerdureSession  # noqa: E402
 
-__all__ = ["PerdureRunner", "ToolApproval"]
+__all__ = ["PerdureRunner", "PerdureSession", "ToolApproval"]

@@ -65,7 +65,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
     "celery": Adapter(extra="", module="", packages=("celery>=5.4",), pages=("celery",)),
     "openai_agents": Adapter(
         extra="openai-agents",
-        module="perdure.worker.integrations.openai_agents",
+        module="perdure.integrations.openai_agents",
         pages=("openai-agents",),
         sources=("openai-agents",),
     ),

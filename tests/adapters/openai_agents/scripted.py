@@ -40,8 +40,10 @@ class Script(Model):
         called = {item["call_id"] for item in turn if item.get("type") == "function_call"}
         asked = len({call_id.split("-")[1] for call_id in called})
         if asked < len(self.calls):
+            users = sum(item.get("role") == "user" for item in items)
+            turn_name = f"-{users}" if users > 1 else ""  # the id of a call is used once in a conversation
             return [
-                function_call(name, json.dumps(arguments), call_id=f"call-{asked}-{number}")
+                function_call(name, json.dumps(arguments), call_id=f"call-{asked}-{number}{turn_name}")
                 for number, (name, arguments) in enumerate(self.calls[asked])
             ]
         results = [str(item["output"]) for item in turn if item.get("type") == "function_call_output"]
