@@ -354,6 +354,21 @@ async def test_a_tool_that_acts_on_this_machine_is_refused(perdure: PerdureFixtu
     assert await finish(perdure, *attempts_of(run)) == "refused"
 
 
+async def test_a_recorded_response_is_read_as_the_one_that_was_recorded(perdure: PerdureFixture) -> None:
+    script = Script([("look", {})])
+    agent = Agent("clerk", model=script, tools=[function_tool(lambda: "sunny", name_override="look")])
+    outputs: list[Any] = []
+
+    async def run(ctx: Context) -> None:
+        result = await PerdureRunner().run(agent, "Go.")
+        outputs.append([item.model_dump(exclude_unset=True) for item in result.raw_responses[0].output])
+
+    await finish(perdure, *attempts_of(run))
+    plain = await Runner.run(agent, "Go.")
+    outputs.append([item.model_dump(exclude_unset=True) for item in plain.raw_responses[0].output])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
 # several agents
 
 
