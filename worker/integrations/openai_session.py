@@ -186,7 +186,7 @@ class PerdureSession(SessionABC):
         raise self._busy()
 
     async def _done(self, mark: str | None) -> Any:
-        """Return the result of a change that a former try of its step has made; `_NONE` if there is none."""
+        """Return the result of a change that a former try of its step has made; `_NONE` without one."""
         if mark is None:
             return _NONE
         found = await self._store.entry(mark)
@@ -214,6 +214,3 @@ def _mark() -> str | None:
     _calls[step] = (step.attempt, number)
     digest = hashlib.blake2b(f"{step.idempotency_key}:{number}".encode(), digest_size=16).hexdigest()
     return f"{_MARKS}{digest}"
-
-
-__all__ = ["PerdureSession"]
