@@ -50,8 +50,8 @@ class NodeKeys(StepKeys):
         if not ns:
             if not self._run.is_own_task():
                 raise StepOutsideTask(
-                    "a step was called by a part of the graph that is no node of LangGraph: call steps in nodes that are "
-                    "async functions"
+                    "a step was called by a part of the graph that is no node: call steps in nodes that are async "
+                    "functions"
                 )
             return scope
         prefix = node_scope(ns)
