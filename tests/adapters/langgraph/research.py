@@ -46,7 +46,9 @@ async def search(where: str) -> str:
 async def look_up(state: State) -> State:
     ctx = current_context()
     note_call("look_up")
-    return {"notes": [await ctx.step("search", search, "books"), await ctx.step("search", search, "papers")]}
+    notes = [await ctx.step("search", search, "books"), await ctx.step("search", search, "papers")]
+    note_call("look_up ends")
+    return {"notes": notes}
 
 
 async def ask_model(state: State) -> State:

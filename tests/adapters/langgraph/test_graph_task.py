@@ -15,8 +15,10 @@ from langgraph.types import Send, interrupt
 from perdure import App, Retry
 from perdure.integrations.langgraph import graph_task
 from perdure.queues.errors import InvalidAnswer, TaskFailed
+from perdure.queues.store.entries import Fence
 from perdure.worker.context import current_context
 from perdure.worker.errors import TaskDefinitionError
+from perdure.worker.store import entries_of
 from pydantic import BaseModel
 
 
@@ -260,3 +262,24 @@ def test_a_graph_that_cannot_be_a_task_is_refused() -> None:
     ):
         with pytest.raises(TaskDefinitionError, match=text):
             graph_task(app, name="refused", **given)
+
+
+async def test_a_run_that_another_one_has_followed_cannot_store_a_checkpoint(perdure: Any) -> None:
+    """The next delivery looks at the thread while a node runs, so that what follows the node is refused."""
+    runs: list[int] = []
+
+    async def node(state: State) -> State:
+        run = current_context()._run
+        runs.append(run.delivery.count)
+        if len(runs) == 1:
+            entries = entries_of(run.gateway, run.settings, ("langgraph", run.id))
+            await entries.read(["c"], Fence(run.id, run.delivery.entry, run.delivery.count + 1))
+        return {"notes": [len(runs)]}
+
+    app = App("fenced")
+    app.configure(lease=1.0)
+    task = graph_task(app, graph_of(node=node, last=lambda state: {"notes": ["last"]}), name="fenced")
+    async with app, perdure.run_worker(app):
+        handle = await task.enqueue({"notes": []})
+        assert (await handle.result(timeout=30))["notes"] == [2, "last"]
+    assert runs == [1, 2]

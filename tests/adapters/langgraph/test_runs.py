@@ -78,6 +78,7 @@ async def _waits(handle: Any) -> None:
 UNDISTURBED = Counter(
     {
         "look_up": 1,
+        "look_up ends": 1,
         "ask_model": 1,
         "search books": 1,
         "search papers": 1,
@@ -120,12 +121,16 @@ async def test_a_killed_worker_is_followed_by_another(workers: Workers) -> None:
 
 @pytest.mark.timeout(90)
 async def test_a_frozen_worker_that_wakes_rolls_nothing_back(workers: Workers) -> None:
-    """The first worker is stopped in a node until the second one has finished the thread; its write is refused."""
-    workers.hold.write_text("search books")
+    """The first worker is stopped at the end of a node until the second one has finished the thread.
+
+    When it wakes up, the node returns, and LangGraph stores its checkpoint, which would be the newest one.
+    """
+    workers.hold.write_text("look_up ends")
     async with app:
         handle = await research.enqueue({"topic": "tides", "notes": []}, thread_id="frozen")
         first = workers.start()
-        await workers.reached("search books")
+        await workers.reached("look_up ends")
+        await workers.reached("search model")
         first.send_signal(signal.SIGSTOP)
         workers.hold.unlink()
         second = workers.start()
