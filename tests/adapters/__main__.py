@@ -61,6 +61,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
             "syrupy",
         ),
         sources=("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite"),
+        pages=("langgraph",),
     ),
     "celery": Adapter(extra="", module="", packages=("celery>=5.4",), pages=("celery",)),
     "openai_agents": Adapter(
