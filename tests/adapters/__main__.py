@@ -81,6 +81,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
     "claude_agent_sdk": Adapter(
         extra="claude-agent-sdk", module="perdure.worker.integrations.claude_agent_sdk", pages=("claude-agent-sdk",)
     ),
+    "django": Adapter(extra="django", module="perdure.worker.integrations.django", sources=("django",), python=12),
     "sqlalchemy": Adapter(
         extra="sqlalchemy",
         module="perdure.worker.integrations.sqlalchemy",

@@ -1,0 +1,1 @@
+"""Migrations of the table of the outbox."""
