@@ -8,6 +8,7 @@ session.py          Session: a conversation with an agent
 arguments.py        arguments of a task to JSON and back
 handlers.py         the handler of a task, async or in a thread
 sync_producer.py    producers for code without an event loop
+outbox.py           tasks of transactions of a database, and the relay that sends them
 app_loops.py        event loops in which a synchronous producer runs
 settings.py, log.py settings; logging
 errors.py           error tree

@@ -81,11 +81,14 @@ ADAPTERS: Final[dict[str, Adapter]] = {
     "claude_agent_sdk": Adapter(
         extra="claude-agent-sdk", module="perdure.worker.integrations.claude_agent_sdk", pages=("claude-agent-sdk",)
     ),
-    "django": Adapter(extra="django", module="perdure.worker.integrations.django", sources=("django",), python=12),
+    "django": Adapter(
+        extra="django", module="perdure.worker.integrations.django", sources=("django",), pages=("django",), python=12
+    ),
     "sqlalchemy": Adapter(
         extra="sqlalchemy",
         module="perdure.worker.integrations.sqlalchemy",
         packages=("aiosqlite", "greenlet", "psycopg[binary]>=3.2", "pgserver>=0.1.4; python_version < '3.13'"),
+        pages=("outbox",),
     ),
 }
 
