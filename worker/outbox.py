@@ -213,7 +213,10 @@ class Outbox(ABC):
 
     @abstractmethod
     def finish(self, connection: Any, sent: Sequence[int], troubles: Sequence[Trouble], token: str, now: float) -> None:
-        """Delete the rows that were sent, note what became of the others, and commit."""
+        """Delete the rows that were sent, note what became of the others, and commit.
+
+        Rows that another relay has claimed since are left to it.
+        """
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call `claim` or `finish` with a connection, on a thread that only this outbox uses."""

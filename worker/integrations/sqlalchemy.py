@@ -79,6 +79,7 @@ class SqlOutbox(Outbox):
             Column("tries", Integer, nullable=False),
             Column("error", Text, nullable=True),
             Index(f"ix_{table}_claim_at", "claim_at"),
+            sqlite_autoincrement=True,  # else SQLite gives the number of a deleted row to another one
         )
 
     async def create_table(self) -> None:
@@ -140,7 +141,8 @@ class SqlOutbox(Outbox):
     def finish(self, connection: Any, sent: Sequence[int], troubles: Sequence[Trouble], token: str, now: float) -> None:
         table = self.table
         if sent:
-            connection.execute(delete(table).where(table.c.number.in_(sent)))
+            mine = table.c.claimed_by == token  # another relay may have claimed them since
+            connection.execute(delete(table).where(table.c.number.in_(sent), mine))
         if troubles:
             change = (
                 update(table)

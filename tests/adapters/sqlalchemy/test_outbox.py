@@ -201,6 +201,31 @@ async def test_hooks_of_enqueue_run(perdure: PerdureFixture, database: str) -> N
         assert await handle.result(timeout=20) == "acme"
 
 
+def test_a_late_relay_deletes_no_row_of_another_claim(database: str) -> None:
+    """Not even one that has the number of a row which the relay has sent, as SQLite would give it."""
+    app = make_app(database)
+    outbox, invoice = outbox_of(app), app.tasks["invoice"]
+
+    def write() -> None:
+        with Session(open_engine(database)) as session:
+            invoice.enqueue_in_sync(session, 1)
+            session.commit()
+
+    write()
+    with open_engine(database).begin() as connection:
+        [late] = outbox.claim(connection, ["shop"], 1.0, 2.0, "late")
+    with open_engine(database).begin() as connection:
+        [other] = outbox.claim(connection, ["shop"], 3.0, 4.0, "other")
+        outbox.finish(connection, [late.number], [], "late", 3.0)
+        assert connection.execute(select(outbox.table.c.claimed_by)).scalars().all() == ["other"]
+        outbox.finish(connection, [other.number], [], "other", 3.0)
+    write()
+    with open_engine(database).begin() as connection:
+        outbox.finish(connection, [late.number], [], "late", 5.0)
+    [row] = rows(app, database)
+    assert row.number > late.number
+
+
 def test_the_table_joins_the_metadata_of_the_project() -> None:
     metadata = MetaData()
     SqlOutbox(create_engine("sqlite://"), metadata=metadata, table="tasks_to_send")

@@ -53,7 +53,7 @@ class DjangoOutbox(Outbox):
     def finish(self, connection: Any, sent: Sequence[int], troubles: Sequence[Trouble], token: str, now: float) -> None:
         with transaction.atomic(using=self.using):
             if sent:
-                self._tasks().filter(number__in=sent).delete()
+                self._tasks().filter(number__in=sent, claimed_by=token).delete()
             for trouble in troubles:
                 at = None if trouble.again is None else now + trouble.again
                 row = self._tasks().filter(number=trouble.number, claimed_by=token)
