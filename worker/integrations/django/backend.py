@@ -30,6 +30,7 @@ from django.utils.module_loading import import_string
 
 from ....deadletter.policy import Retry
 from ....queues.envelope import is_task_id
+from ....queues.errors import LeaseLost
 from ....queues.handle import TaskHandle
 from ....queues.keys import check_name
 from ....queues.records import Record, State
@@ -201,6 +202,8 @@ async def run_task(ctx: Context, backend: str, path: str, used: dict[str, Any], 
     function = partial(_call_async if iscoroutinefunction(task.func) else _call, task.func, given, kwargs)
     try:
         returned = await ctx.step(task.name, function)
+    except LeaseLost:
+        raise  # another worker continues the task
     except Exception:
         await _finished(sender, result, TaskResultStatus.FAILED)
         raise
