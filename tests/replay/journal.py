@@ -19,12 +19,10 @@ from perdure.worker.durable.run import Run
 from perdure.worker.durable.step_caller import StepCaller
 from perdure.worker.durable.steps.current import CURRENT_RUN, CURRENT_STEP
 from perdure.worker.task import Task
+from perdure.worker.testing.cut_off import IS_DEAD
 
 _CALL: ContextVar[str] = ContextVar("replay_call", default="")
 """The recorded call that runs here."""
-
-MUTED: ContextVar[Callable[[], bool]] = ContextVar("replay_muted", default=lambda: False)
-"""Returns whether the process of the code that runs here is dead, so that what it still does never happened."""
 
 
 class Journal:
@@ -36,7 +34,7 @@ class Journal:
 
     def write(self, **line: Any) -> None:
         """Append a line, unless the process is dead."""
-        if not MUTED.get()():
+        if not IS_DEAD.get()():
             with self.path.open("ab") as file:
                 os.write(file.fileno(), json.dumps(line).encode() + b"\n")
 
@@ -112,7 +110,7 @@ class Observer:
         return value
 
     def _count(self, place: int, nested: str) -> None:
-        if place or nested or MUTED.get()():
+        if place or nested or IS_DEAD.get()():
             return
         self.calls += 1
         if self.calls == self.fails_after:

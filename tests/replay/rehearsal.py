@@ -16,64 +16,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
-from unittest.mock import patch
 
 import redis
 from perdure import App, Context, Middleware, Settings, Worker
 from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Partition
-from perdure.queues.errors import Refused
-from perdure.queues.joins import sweep_notices
-from perdure.queues.keys import GROUP, Namespace
+from perdure.queues.keys import Namespace
 from perdure.queues.stream_items import decode_item, stream_names
-from perdure.queues.transport.pipelining import Command, PipelinedConnection
-from perdure.queues.transport.scripts import queue_scripts
 from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.log import logger
 from perdure.worker.middleware import CallNext
-from redis.exceptions import ConnectionError as ConnectionLost
+from perdure.worker.testing.cut_off import Cut, CutOffProcess, Write, deliver_notices, expire_leases
 
-from tests.replay.journal import MUTED, STEPS, AttemptFailed, Journal, Observer
+from tests.replay.journal import STEPS, AttemptFailed, Journal, Observer
 from tests.support.emitted import visible
 
 Build = Callable[[App, Journal], Any]
 
-_EXPIRED: Final = 3_600_000
-"""Milliseconds of idle time after which every lease has expired."""
-
 _BOUND: Final = 60.0
 """Seconds that one process may work."""
-
-_WRITES: Final = frozenset(
-    (
-        "add_children",
-        "ask_for_budget",
-        "bury",
-        "charge_budget",
-        "claim_token",
-        "close_join",
-        "confirm_launch",
-        "enqueue",
-        "enqueue_child",
-        "enqueue_one",
-        "enqueue_successor",
-        "finish",
-        "notice_sent",
-        "notify_join",
-        "park",
-        "raise_budget",
-        "release",
-        "reschedule",
-        "send_message",
-        "update_value",
-        "watch",
-        "write_checkpoint",
-    )
-)
-"""Scripts with which a run writes."""
-
-_Submit = Callable[[PipelinedConnection, Command], "asyncio.Future[Any]"]
 
 _TASK: Final = "-task"
 """End of the id of the rehearsed task."""
@@ -188,94 +150,27 @@ def _outcome(line: dict[str, Any]) -> str:
     return f"{line['end']} -> {line.get('value') or line.get('raised')}"
 
 
-class Process:
-    """One worker process, whose loop ends when it is stopped."""
+class Process(CutOffProcess):
+    """One worker process, which is disturbed at a write."""
 
     def __init__(self, stop: Disturbance | None, writes: int = 0, dies: Callable[[], None] | None = None) -> None:
-        """Args:
-        writes: How many there were before.
-        dies: Ends the process; by default it is only cut off.
-        """
-        self.stop = stop
-        self.writes = writes
-        self.dead = self._cleaning = False
-        self.held: Command | None = None
-        self._dies = dies
-        self._died: asyncio.Event | None = None
-        self._lost: list[asyncio.Future[Any]] = []
-        self._names = {script.sha: script.name for script in queue_scripts()}
+        self._stop = stop
+        super().__init__(self._cut, writes=writes, bound=_BOUND, dies=dies)
 
-    def run(self, main: Callable[[], Any]) -> None:
-        """Run an async function in a loop of its own, until it ends or the process is stopped."""
-        asyncio.run(self._run(main))
-
-    async def _run(self, main: Callable[[], Any]) -> None:
-        MUTED.set(lambda: self.dead)
-        self._died = asyncio.Event()
-        submit = PipelinedConnection.submit
-
-        def submitting(connection: PipelinedConnection, command: Command) -> asyncio.Future[Any]:
-            return self._submit(connection, command, submit)
-
-        with patch.object(PipelinedConnection, "submit", submitting):
-            working, dying = asyncio.ensure_future(main()), asyncio.ensure_future(self._died.wait())
-            await asyncio.wait((working, dying), timeout=_BOUND, return_when=asyncio.FIRST_COMPLETED)
-            dying.cancel()
-            if self.dead:
-                self._cleaning = True
-                for lost in self._lost:  # no shutdown waits for a reply
-                    if not lost.done():
-                        lost.set_exception(Refused("the process is dead"))
-                asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-                working.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await working
-                return
-            assert working.done(), f"the worker did not end within {_BOUND:g} s"
-            await working
-
-    def _die(self) -> None:
-        if self._dies is not None:
-            self._dies()
-        self.dead = True
-        assert self._died is not None
-        self._died.set()
-
-    def _submit(self, connection: PipelinedConnection, command: Command, submit: _Submit) -> asyncio.Future[Any]:
-        loop = asyncio.get_running_loop()
-        if self.dead:
-            lost = self._without_reply(loop)
-            if self._cleaning:
-                lost.set_exception(Refused("the process is dead"))
-            return lost
-        if command[0] != "EVALSHA" or self._names.get(str(command[1])) not in _WRITES:
-            return submit(connection, command)
-        self.writes += 1
-        if self.stop is None or self.stop.when == "attempt" or self.writes != self.stop.number:
-            return submit(connection, command)
-        if self.stop.when in ("before", "late"):
-            self.held = command
-            self._die()
-            return self._without_reply(loop)
-        sent = submit(connection, command)
-        if self.stop.when == "reply":
-            lost = loop.create_future()
-            sent.add_done_callback(lambda _: _lose(lost))
-            return lost
-        sent.add_done_callback(lambda done: None if done.cancelled() or done.exception() else self._die())
-        connection.flush()
-        return self._without_reply(loop)
-
-    def _without_reply(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-        """Return the reply of a command of a dead process, which does not come."""
-        lost: asyncio.Future[Any] = loop.create_future()
-        self._lost.append(lost)
-        return lost
+    def _cut(self, write: Write) -> Cut | None:
+        stop = self._stop
+        if stop is None or stop.when == "attempt" or write.number != stop.number:
+            return None
+        return _CUTS[stop.when]
 
 
-def _lose(reply: asyncio.Future[Any]) -> None:
-    if not reply.done():
-        reply.set_exception(ConnectionLost("the reply is lost"))
+_CUTS: Final[Mapping[When, Cut]] = {
+    "before": "before",
+    "late": "before",
+    "after": "after",
+    "kill": "after",
+    "reply": "reply",
+}
 
 
 def kill() -> None:
@@ -345,26 +240,26 @@ class Rehearsal:
             Process(None).run(lambda: self.enqueue(observer))
             if killed is not None:
                 killed()
-                self._expire_leases(client)
+                expire_leases(client, [self._partition])
                 stop = None
             while not self._stuck and not self._has_ended(client):
                 process = Process(stop, writes)
                 process.run(lambda: self.work(observer))
                 writes = process.writes
                 if process.dead:
-                    self._expire_leases(client)
+                    expire_leases(client, [self._partition])
                     if process.held is not None and disturbance is not None and disturbance.when == "late":
                         Process(None).run(lambda: self.work(observer))
                         with suppress(redis.ResponseError):
                             client.execute_command(*process.held)
                     stop = None
                 if self.handler.spawns:
-                    self._expire_leases(client)
+                    expire_leases(client, [self._partition])
                     Process(None).run(lambda: self.work(observer, deliver=True))
                 if not self._has_ended(client):
                     Process(None).run(lambda: self.end_wait(observer))
             if self.handler.enqueues:
-                self._expire_leases(client)
+                expire_leases(client, [self._partition])
                 Process(None).run(lambda: self.work(observer, deliver=self.handler.spawns))
             result, streams = self._stuck or self._result(client), self._streams(client)
         return Seen(result, self._effects(), self._runs(), writes, observer.calls, streams)
@@ -382,11 +277,7 @@ class Rehearsal:
         app, _ = self._app(observer)
         async with Worker(app, concurrency=4) as worker:
             if deliver:
-                gateway, partition = app.producer.gateway, self._partition
-                for key in (partition.outbox, partition.joins):
-                    for member in await gateway.command("ZRANGE", key, 0, -1):
-                        await gateway.command("ZADD", key, "XX", 0, member)
-                await sweep_notices(gateway, partition, retention=3600.0)
+                await deliver_notices(app.producer.gateway, self._partition)
             with _parking_soon():
                 await worker.run(burst=True)
 
@@ -458,13 +349,6 @@ class Rehearsal:
             assert [entry.number for entry in entries] == [*range(1, len(entries) + 1)]
             found[name] = [json.loads(item.data) for item in visible(entries)]
         return found
-
-    def _expire_leases(self, client: redis.Redis) -> None:
-        """Let the leases of all deliveries expire, as if time had passed."""
-        ready = self._partition.ready
-        pending: Any = client.execute_command("XPENDING", ready, GROUP, "-", "+", 10)
-        for entry, consumer, *_ in pending:
-            client.execute_command("XCLAIM", ready, GROUP, consumer, 0, entry, "IDLE", _EXPIRED, "JUSTID")
 
     def _effects(self) -> Counter[str]:
         return Counter(line["effect"] for line in self.journal.lines() if "effect" in line)
