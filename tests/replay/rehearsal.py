@@ -240,26 +240,26 @@ class Rehearsal:
             Process(None).run(lambda: self.enqueue(observer))
             if killed is not None:
                 killed()
-                expire_leases(client, [self._partition])
+                Process(None).run(self.expire_leases)
                 stop = None
             while not self._stuck and not self._has_ended(client):
                 process = Process(stop, writes)
                 process.run(lambda: self.work(observer))
                 writes = process.writes
                 if process.dead:
-                    expire_leases(client, [self._partition])
+                    Process(None).run(self.expire_leases)
                     if process.held is not None and disturbance is not None and disturbance.when == "late":
                         Process(None).run(lambda: self.work(observer))
                         with suppress(redis.ResponseError):
                             client.execute_command(*process.held)
                     stop = None
                 if self.handler.spawns:
-                    expire_leases(client, [self._partition])
+                    Process(None).run(self.expire_leases)
                     Process(None).run(lambda: self.work(observer, deliver=True))
                 if not self._has_ended(client):
                     Process(None).run(lambda: self.end_wait(observer))
             if self.handler.enqueues:
-                expire_leases(client, [self._partition])
+                Process(None).run(self.expire_leases)
                 Process(None).run(lambda: self.work(observer, deliver=self.handler.spawns))
             result, streams = self._stuck or self._result(client), self._streams(client)
         return Seen(result, self._effects(), self._runs(), writes, observer.calls, streams)
@@ -280,6 +280,10 @@ class Rehearsal:
                 await deliver_notices(app.producer.gateway, self._partition)
             with _parking_soon():
                 await worker.run(burst=True)
+
+    async def expire_leases(self) -> None:
+        async with App(self.name, settings=self.settings) as app:
+            await expire_leases(app.producer.gateway, [self._partition])
 
     async def end_wait(self, observer: Observer) -> None:
         """If the task waits, send it the next message, or wait until its time has passed."""

@@ -77,6 +77,7 @@ COMMANDS = (
     LazyCommand("dashboard", ".dashboard:dashboard", "Serve the dashboard."),
     LazyCommand("mcp", ".mcp:mcp", "Serve tasks as tools for MCP clients."),
     LazyCommand("doctor", ".doctor:doctor", "Find what is wrong with a deployment, and what to do."),
+    LazyCommand("verify", ".verify:verify", "Crash a task at each of its writes, and compare."),
     LazyCommand("backup", ".backup:backup", "Write the data of a namespace to a file."),
     LazyCommand("restore", ".backup:restore", "Write a backup into a namespace without data."),
     LazyCommand("migrate", ".backup:migrate", "Migrate the data of a namespace to this release."),

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from typing import Any, Final, Literal, NamedTuple
 from unittest.mock import patch
 
-from redis import Redis
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from ...queues.errors import Refused
@@ -79,7 +78,7 @@ class Write(NamedTuple):
                 yield _text(given[at]), _text(given[at + 1])
 
     def __str__(self) -> str:
-        shown = [f"records step {step!r}" for kind, step in self.entries() if kind in ("done", "mark")]
+        shown = [f"records {_record(step)}" for kind, step in self.entries() if kind in ("done", "mark")]
         shown += [f"logs {step}" for kind, step in self.entries() if kind in ("event", "base")]
         return ", ".join(shown) or _WORDS.get(self.script, self.script)
 
@@ -96,6 +95,11 @@ _WORDS: Final = {
     "send_message": "sends a message",
     "write_checkpoint": "writes the checkpoint",
 }
+
+
+def _record(step: str) -> str:
+    """Return what a record is of, in words: those of the runtime begin with #."""
+    return f"the {step[1:].replace(':', ' ', 1)}" if step.startswith("#") else f"step {step!r}"
 
 
 class CutOffProcess:
@@ -220,15 +224,14 @@ def _lose(reply: asyncio.Future[Any]) -> None:
         reply.set_exception(ConnectionLost("the reply is lost"))
 
 
-def expire_leases(client: Redis, partitions: Sequence[Partition]) -> None:
+async def expire_leases(gateway: Gateway, partitions: Sequence[Partition]) -> None:
     """Let the leases of all deliveries of these partitions expire, as if time had passed."""
     for partition in partitions:
         ready = partition.ready
-        if not client.exists(ready):
+        if not await gateway.command("EXISTS", ready):
             continue
-        pending: Any = client.execute_command("XPENDING", ready, GROUP, "-", "+", 1000)
-        for entry, consumer, *_ in pending:
-            client.execute_command("XCLAIM", ready, GROUP, consumer, 0, entry, "IDLE", _EXPIRED, "JUSTID")
+        for entry, consumer, *_ in await gateway.command("XPENDING", ready, GROUP, "-", "+", 1000):
+            await gateway.command("XCLAIM", ready, GROUP, consumer, 0, entry, "IDLE", _EXPIRED, "JUSTID")
 
 
 async def deliver_notices(gateway: Gateway, partition: Partition) -> None:

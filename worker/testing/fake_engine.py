@@ -52,7 +52,7 @@ _RANDOM: Final = (
 
 _VERSION: Final = (7, 2)
 
-INFO: Final = b"redis_version:7.2.0\r\nredis_mode:standalone\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
+INFO: Final = b"redis_version:7.2.16\r\nredis_mode:standalone\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
 """Reply to the command of this name."""
 
 

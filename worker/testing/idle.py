@@ -83,7 +83,7 @@ async def run_until_idle(
             outcomes.check()
         if scope.cancelled_caught:
             raise outcomes.time_out(app, limit)
-        delay = await _next_due(app, worker.queues) if wait_due else math.inf
+        delay = await next_due(app, worker.queues) if wait_due else math.inf
         if delay > ends - time.monotonic():
             return outcomes.states
         await anyio.sleep(delay)
@@ -159,7 +159,7 @@ def make_worker(app: App, outermost: Middleware, concurrency: int, queues: Seque
         app.middleware = own
 
 
-async def _next_due(app: App, queues: Sequence[str]) -> float:
+async def next_due(app: App, queues: Sequence[str]) -> float:
     """Return the seconds until the next task of these queues is due; infinity without one."""
     gateway: Gateway = app.settings.make_gateway(app.encryptor)
     await gateway.open()

@@ -147,6 +147,7 @@ def test_the_commands_are_these() -> None:
         "bench",
         "docs",
         "doctor",
+        "verify",
         *("backup", "restore", "migrate"),
         "dashboard",
         "mcp",
