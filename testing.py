@@ -4,7 +4,7 @@ The fixtures `perdure`, `perdure_clock` and `perdure_server` come from the pytes
 """
 
 from .worker.testing.clock import PerdureClock
-from .worker.testing.crashes import CrashProblem, CrashReport, crash_at, crash_everywhere, record_effect
+from .worker.testing.crashes import CrashComparison, CrashProblem, crash_at, crash_everywhere, record_effect
 from .worker.testing.enqueued import assert_enqueued, refute_enqueued
 from .worker.testing.fixture import PerdureFixture
 from .worker.testing.idle import drain, run_until_idle, run_worker
@@ -12,8 +12,8 @@ from .worker.testing.log_replay import ReplayedLog, replay_log
 from .worker.testing.unit_context import UnitContext, make_context
 
 __all__ = [
+    "CrashComparison",
     "CrashProblem",
-    "CrashReport",
     "PerdureClock",
     "PerdureFixture",
     "ReplayedLog",

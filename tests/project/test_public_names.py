@@ -150,13 +150,18 @@ MEMORY_NAMES = {
 }
 
 TESTING_NAMES = {
+    "CrashComparison",
+    "CrashProblem",
     "PerdureClock",
     "PerdureFixture",
     "ReplayedLog",
     "UnitContext",
     "assert_enqueued",
+    "crash_at",
+    "crash_everywhere",
     "drain",
     "make_context",
+    "record_effect",
     "refute_enqueued",
     "replay_log",
     "run_until_idle",

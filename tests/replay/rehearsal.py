@@ -27,7 +27,7 @@ from perdure.queues.stream_items import decode_item, stream_names
 from perdure.worker.durable.waiting import WaitBoard
 from perdure.worker.log import logger
 from perdure.worker.middleware import CallNext
-from perdure.worker.testing.cut_off import Cut, CutOffProcess, Write, deliver_notices, expire_leases
+from perdure.worker.testing.cut_off import Cut, CutOffProcess, RunWrite, deliver_notices, expire_leases
 
 from tests.replay.journal import STEPS, AttemptFailed, Journal, Observer
 from tests.support.emitted import visible
@@ -157,7 +157,7 @@ class Process(CutOffProcess):
         self._stop = stop
         super().__init__(self._cut, writes=writes, bound=_BOUND, dies=dies)
 
-    def _cut(self, write: Write) -> Cut | None:
+    def _cut(self, write: RunWrite) -> Cut | None:
         stop = self._stop
         if stop is None or stop.when == "attempt" or write.number != stop.number:
             return None

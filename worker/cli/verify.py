@@ -35,7 +35,7 @@ async def verify(
     timeout: Annotated[float, in_duration("Time for which one worker may run.")] = 30.0,
     yes: Assured = False,
 ) -> Output:
-    """Crash a task at each of its writes, and check that it goes on as before.
+    """Crash a task at each of its writes, and check that it continues as before.
 
     The task is run in this process on a server of its own: undisturbed, and
     then again for each write, with a worker that is cut off before it, and
@@ -101,7 +101,7 @@ async def verify(
         (Styled("varies", "cyan"), name, "differs between two undisturbed runs: not compared")
         for name in report.varying
     ]
-    problems = len(report.problems)
+    problems = len(report.by_text())
     return Output(
         data,
         table(("", "at", "found"), rows),

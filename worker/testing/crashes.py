@@ -33,7 +33,7 @@ from ..context import Context
 from ..durable.steps.current import CURRENT_STEP, StepCall
 from ..middleware import CallNext, Middleware
 from .clock import PerdureClock
-from .cut_off import IS_DEAD, Cut, CutOffProcess, Write, deliver_notices, expire_leases
+from .cut_off import IS_DEAD, Cut, CutOffProcess, RunWrite, deliver_notices, expire_leases
 from .idle import next_due, run_until_idle
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def record_effect(name: str) -> None:
 
 
 class CrashProblem(NamedTuple):
-    """What differs after a crash.
+    """A difference after a crash.
 
     Attributes:
         place: the crash, such as "before write 3 (records step 'charge')".
@@ -84,8 +84,8 @@ def shown_places(places: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class CrashReport:
-    """What `crash_everywhere` found.
+class CrashComparison:
+    """The findings of `crash_everywhere`.
 
     Attributes:
         task: name of the task.
@@ -118,7 +118,7 @@ class CrashReport:
         __tracebackhide__ = True
         if self.problems:
             lines = "\n".join(f"- crash {shown_places(places)}: {text}" for text, places in self.by_text().items())
-            raise AssertionError(f"task {self.task!r} does not go on as before after a crash:\n{lines}")
+            raise AssertionError(f"task {self.task!r} does not continue as before after a crash:\n{lines}")
 
 
 async def crash_everywhere(
@@ -133,7 +133,7 @@ async def crash_everywhere(
     limit: int | None = None,
     timeout: Duration = 30.0,
     on_crash: Callable[[int, int], object] | None = None,
-) -> CrashReport:
+) -> CrashComparison:
     """Run a task once for each of its writes, with a worker that is cut off there, and compare it with one that is not.
 
     The functions of its steps are called for real in each run: give them fakes of what they must not do. They run in
@@ -183,7 +183,7 @@ async def crash_at(app: App, step: str, *, when: Place = "before", timeout: Dura
     __tracebackhide__ = True
     recorded: list[str] = []
 
-    def choose(write: Write) -> Cut | None:
+    def choose(write: RunWrite) -> Cut | None:
         steps = [name for kind, name in write.entries() if kind in ("done", "mark")]
         recorded.extend(steps)
         return when if step in steps else None
@@ -202,7 +202,7 @@ async def crash_at(app: App, step: str, *, when: Place = "before", timeout: Dura
 
 @dataclass(frozen=True)
 class _Given:
-    """What is to be run."""
+    """A task to run, and what it is given."""
 
     app: App
     task: Any
@@ -224,7 +224,7 @@ class _Given:
 
 
 class _Seen(NamedTuple):
-    """What one run of the task showed. cut: what was in flight when its worker was cut off; None if it was not."""
+    """The findings of one run of the task. cut: what was in flight when its worker was cut off; None if it was not."""
 
     outcome: str
     runs: Sequence[Mapping[str, str]]
@@ -246,6 +246,10 @@ class _Observer(Middleware):
     runs: list[dict[str, str]] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
     in_flight: Counter[str] = field(default_factory=Counter)
+    recorded: set[str] = field(default_factory=set)
+    """Steps that have a record of their own; the others, steps of plans, are stored by a write that follows them."""
+    unwritten: set[str] = field(default_factory=set)
+    """Steps without one that have ended since the last write."""
 
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
         if ctx.task_id == self.task_id and not IS_DEAD.get()():
@@ -259,6 +263,7 @@ class _Observer(Middleware):
         if not (step.recorded or dead()):
             self.calls[key] += 1
         self.in_flight[key] += 1
+        first = step.attempt
         try:
             value = await call_next()
         except Exception as error:
@@ -269,7 +274,9 @@ class _Observer(Middleware):
         if not dead():
             seen[key] = _shown(value)
             self.in_flight[key] -= 1
-            self.calls[key] += 0 if step.recorded else step.attempt - 1
+            if key not in self.recorded:
+                self.unwritten.add(key)
+            self.calls[key] += step.attempt - first
         return value
 
 
@@ -282,7 +289,7 @@ def _shown(value: object) -> str:
 
 def _crash_everywhere(
     given: _Given, places: Sequence[Place], limit: int | None, on_crash: Callable[[int, int], object] | None
-) -> CrashReport:
+) -> CrashComparison:
     try:
         from .timed_server import TimedServer  # imports fakeredis, an extra
     except ImportError as error:
@@ -314,7 +321,7 @@ def _crash_everywhere(
             repeated.update({name for name, step in (seen.effects - usual.effects) if step})
             if on_crash is not None:
                 on_crash(done, len(crashes))
-    return CrashReport(given.name, usual.outcome, usual.writes, len(crashes), problems, +repeated, varying)
+    return CrashComparison(given.name, usual.outcome, usual.writes, len(crashes), problems, +repeated, varying)
 
 
 def _differences(usual: _Seen, seen: _Seen, varying: frozenset[str]) -> Iterator[str]:
@@ -386,7 +393,7 @@ class _Run:
                     process.run(self._work)
                     writes = process.writes
                     if process.dead:
-                        number, cut = 0, frozenset(+self._observer.in_flight)
+                        number, cut = 0, frozenset(+self._observer.in_flight) | self._observer.unwritten
                         self._observer.in_flight.clear()
                         anyio.run(_after_crash, app)
                         continue
@@ -403,9 +410,13 @@ class _Run:
         observer = self._observer
         return _Seen(self._outcome, observer.runs, observer.calls, self._effects, self._writes, cut)
 
-    def _choose(self, number: int, write: Write) -> Cut | None:
+    def _choose(self, number: int, write: RunWrite) -> Cut | None:
         self._writes.append(str(write))
-        return self._place if write.number == number else None
+        cut: Cut | None = self._place if write.number == number else None
+        if cut != "before":
+            self._observer.recorded |= {step for kind, step in write.entries() if kind in ("done", "mark")}
+            self._observer.unwritten.clear()
+        return cut
 
     async def _enqueue(self) -> None:
         async with self._given.app:

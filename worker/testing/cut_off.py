@@ -54,8 +54,8 @@ IS_DEAD: ContextVar[Callable[[], bool]] = ContextVar("perdure_is_dead", default=
 """Returns whether the process of the code that runs here was cut off, so that what it still does never happened."""
 
 Cut = Literal["before", "after", "reply"]
-"""Where a process is cut off: before a write reaches the server, or when it is done and its reply is not read yet. With
-`reply`, the reply alone is lost, and the process continues."""
+"""Place at which a process is cut off: before a write reaches the server, or when it is done and its reply is not read
+yet. With `reply`, the reply alone is lost, and the process continues."""
 
 _EXPIRED: Final = 3_600_000
 """Milliseconds of idle time after which every lease has expired."""
@@ -63,7 +63,7 @@ _EXPIRED: Final = 3_600_000
 _Submit = Callable[[PipelinedConnection, Command], "asyncio.Future[Any]"]
 
 
-class Write(NamedTuple):
+class RunWrite(NamedTuple):
     """A write of a process: its number from 1, the name of its script and its command."""
 
     number: int
@@ -113,7 +113,7 @@ class CutOffProcess:
 
     def __init__(
         self,
-        choose: Callable[[Write], Cut | None],
+        choose: Callable[[RunWrite], Cut | None],
         *,
         writes: int = 0,
         bound: float = 60.0,
@@ -192,7 +192,7 @@ class CutOffProcess:
         if script not in WRITES:
             return submit(connection, command)
         self.writes += 1
-        cut = self._choose(Write(self.writes, script, command))
+        cut = self._choose(RunWrite(self.writes, script, command))
         if cut is None:
             return submit(connection, command)
         if cut == "before":

@@ -169,7 +169,7 @@ def test_help_of_every_command_has_an_example_of_it(path: tuple[str, ...]) -> No
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_command_has_the_same_connection_options(path: tuple[str, ...]) -> None:
     options = {option for parameter in LEAVES[path].params for option in parameter.opts}
-    if path[0] in {"keys", "new", "docs"} or path == ("web", "token"):
+    if path[0] in {"keys", "new", "docs", "verify"} or path == ("web", "token"):
         return  # they are of no server
     if path[0] == "memory":  # needs no server
         assert {"--memory", "--data-dir"} <= options

@@ -148,6 +148,7 @@ QUIET = {
     "bench": "it prints figures",
     "docs": "it prints pages of the package",
     "doctor": "what it quotes of keys and names goes through the tables of the other commands",
+    "verify": "it prints names and values of the app that its own argument names",
     "backup": "it prints its own argument, and names of queues",
     "restore": "it prints its own argument",
     "migrate": "it prints its own texts",

@@ -38,7 +38,7 @@ def spec(tmp_path: Path) -> str:
     return f"{path}:app"
 
 
-def test_a_task_that_goes_on_as_before(spec: str) -> None:
+def test_a_task_that_continues_as_before(spec: str) -> None:
     done = call("verify", spec, "good", "--args", '{"number": 1}', "--answer", "approval=2", "--yes", "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)

@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, TaskFailed
 from perdure.testing import PerdureFixture, crash_at, crash_everywhere, record_effect
 from perdure.worker.durable.steps.keys import StepKeys
-from perdure.worker.testing.crashes import CrashReport
+from perdure.worker.testing.crashes import CrashComparison
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ def price_of(article: str) -> int:
 
 
 def charge(total: int) -> str:
-    record_effect("charge")
+    record_effect("card")
     return f"paid {total}"
 
 
@@ -62,7 +62,7 @@ class Reader(Agent[AgentState]):
     name = "reader"
 
     async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
-        return [PlanStep(key="read"), PlanStep(key="sum up")]
+        return [PlanStep(key="read", title="read"), PlanStep(key="sum up", title="sum up")]
 
     async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
         return await ctx.step("model", lambda: f"{step.key} done")
@@ -71,7 +71,7 @@ class Reader(Agent[AgentState]):
         return "finished"
 
 
-async def test_a_task_that_goes_on_as_before_has_no_problems() -> None:
+async def test_a_task_that_continues_as_before_has_no_problems() -> None:
     done: list[tuple[int, int]] = []
     report = await crash_everywhere(
         app, invoice, [["book", "pen"]], answers={"question": "yes"}, on_crash=lambda *counts: done.append(counts)
@@ -80,7 +80,7 @@ async def test_a_task_that_goes_on_as_before_has_no_problems() -> None:
     assert report.outcome == 'succeeded: "paid 14"'
     assert report.writes.count("records step 'charge'") == 1
     assert report.crashes == 2 * len(report.writes) == len(done) == done[-1][1]
-    assert dict(report.repeated) == {"price": 1, "price#2": 1, "charge": 1}
+    assert dict(report.repeated) == {"price": 1, "price#2": 1, "charge": 1, "card": 1}
     assert report.varying == []
 
 
@@ -88,7 +88,7 @@ async def test_an_effect_outside_of_a_step_is_found() -> None:
     report = await crash_everywhere(app, "mails_outside")
     assert set(report.by_text()) == {"effect 'mail' happened 1 more time outside of a step, where each run repeats it"}
     with pytest.raises(
-        AssertionError, match=r"'mails_outside' does not go on.*\n- crash before write 1 \(records step"
+        AssertionError, match=r"'mails_outside' does not continue.*\n- crash before write 1 \(records step"
     ):
         report.check()
 
@@ -170,6 +170,6 @@ def test_a_report_names_the_first_place_and_counts_the_others() -> None:
     from perdure.testing import CrashProblem
 
     found = [CrashProblem(f"before write {number}", "it differs") for number in (1, 2, 3)]
-    report = CrashReport("t", "succeeded: 1", ["a"] * 3, 3, found, {}, [])
+    report = CrashComparison("t", "succeeded: 1", ["a"] * 3, 3, found, {}, [])
     with pytest.raises(AssertionError, match="- crash before write 1 and at 2 other places: it differs"):
         report.check()

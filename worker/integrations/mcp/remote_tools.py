@@ -20,13 +20,12 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import anyio
-from mcp_types import ElicitResult, InputRequiredResult, Request, RequestParams, Result
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
-
 from mcp import Client, StdioServerParameters
 from mcp.client import ClientExtension, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp_types import ElicitResult, InputRequiredResult, Request, RequestParams, Result
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from ....queues.errors import PerdureError
 from ...context import Context

@@ -23,6 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import anyio
+from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -35,11 +39,6 @@ from mcp_types import (
 from mcp_types.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field
-
-from mcp.server.caching import CacheHint
-from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
-from mcp.shared.exceptions import MCPError
 
 from ....queues.catalog import Catalog, read_catalog
 from ....queues.errors import PerdureError, TaskNotFound
