@@ -158,8 +158,8 @@ class World:
                 for task in (dead, cancelled):
                     await wait_until(functools.partial(_ended, task), "the task ended")
                 await wait_until(functools.partial(_waits, parked), "the task waits")
-            for key, ttl in (("short", 3600.0), ("long", None)):
-                await app.store(STORE).put(key, "x" * 200_000, ttl=ttl)
+            for name, ttl in (("short", 3600.0), ("long", None)):
+                await app.store(STORE).put(name, "x" * 200_000, ttl=ttl)
             await producer.enqueue("sound", {"number": 3}, task_id="unserved", queue="unserved")
             await producer.enqueue("newer", {}, task_id="newer", queue=QUEUE)
             await set_identity(gateway, names, "Talker", Identity(role="repeats what it hears"))
