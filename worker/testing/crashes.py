@@ -308,7 +308,8 @@ def _crash_everywhere(
         usual, again = play(), play()
         varying = sorted(key for key, value in usual.last().items() if again.last().get(key) != value)
         varying += ["result"] if usual.outcome != again.outcome else []
-        crashes = [(number, place) for number in range(1, len(usual.writes) + 1) for place in places]
+        numbers = range(1, len(usual.writes) + 1)
+        crashes: list[tuple[int, Place]] = [(number, place) for number in numbers for place in places]
         if limit is not None and len(crashes) > limit:
             crashes = [crashes[at * len(crashes) // limit] for at in range(limit)]
         problems: list[CrashProblem] = []
@@ -412,7 +413,7 @@ class _Run:
 
     def _choose(self, number: int, write: RunWrite) -> Cut | None:
         self._writes.append(str(write))
-        cut: Cut | None = self._place if write.number == number else None
+        cut: Place | None = self._place if write.number == number else None
         if cut != "before":
             self._observer.recorded |= {step for kind, step in write.entries() if kind in ("done", "mark")}
             self._observer.unwritten.clear()
