@@ -368,7 +368,7 @@ class _Run:
         self._given = given
         self._clock = PerdureClock(server, folder)
         self._number = number
-        self._place = place
+        self._place: Place = place
         self._observer = _Observer()
         self._effects: _Effects = Counter()
         self._writes: list[str] = []
