@@ -78,5 +78,6 @@ operators set for limits (set_limit), ledgers of budgets (ask_for_budget, charge
 jobs and pauses (write_compared), reads of tokens that parked tasks keep (look_kept), keys of another type
 (set_key_aside), reads of a task's past (load_history, read_log), and pages of a hash (hash_page).
 A copy of a task that has ended (store_ended) has none either: the script renames what was uploaded for one new task.
+Scripts of the key-value store (store, store_list, store_read, store_write) write no key of a task.
 tests/conformance has their tests.
 """

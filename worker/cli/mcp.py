@@ -15,6 +15,7 @@ from ..integrations.extra import check_package
 from .dashboard import user_name
 from .support.connection import ConnectionOptions
 from .support.errors import Failed, Misuse
+from .support.options import in_duration
 from .support.runner import command
 from .web import Host, Port, RootPath, TokensFile, open_source, serve
 
@@ -66,16 +67,11 @@ def mcp(
     ] = None,
     root_path: RootPath = "",
     result_ttl: Annotated[
-        int, typer.Option("--result-ttl", min=1, metavar="SECONDS", help="How long the outcome of a call is kept.")
-    ] = 86_400,
+        float, in_duration("Time for which the outcome of a call is kept. Default: 1d.", positive=True)
+    ] = 86_400.0,
     patience: Annotated[
         float,
-        typer.Option(
-            "--patience",
-            min=0,
-            metavar="SECONDS",
-            help="How long a call of a client that does not know MCP tasks waits for the result.",
-        ),
+        in_duration("Time for which a call of a client without MCP tasks waits for the result. Default: 5m."),
     ] = 300.0,
     max_result: Annotated[
         int, typer.Option("--max-result", min=1024, metavar="BYTES", help="Largest result that a call returns.")
@@ -101,7 +97,7 @@ def mcp(
     source = open_source(place, application)
     options = ToolServerOptions(
         selection=read_selection(tools, only or ()),
-        result_ttl=result_ttl,
+        result_ttl=round(result_ttl),
         patience=patience,
         max_result=max_result,
         app=source.name if isinstance(source, App) else None,

@@ -6,7 +6,6 @@ import asyncio
 import builtins
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -529,7 +528,7 @@ def _exception_of(reason: str, error: Mapping[str, Any]) -> Exception:
             return found(text)
         except TypeError:
             pass
-    known = re.fullmatch(r"(?:.*\.)?JobExecutionFailed", name)
+    known = name.rpartition(".")[2] == "JobExecutionFailed"
     return JobExecutionFailed(text if known else f"{name}: {text}" if name else reason)
 
 
