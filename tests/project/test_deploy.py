@@ -378,7 +378,7 @@ def test_the_wheel_holds_every_file_of_the_package(image: Image) -> None:
     source = image.folder / "src"
     (wheel,) = (source / "dist").glob("*.whl")
     packed = {name.removeprefix("perdure/") for name in zipfile.ZipFile(wheel).namelist() if "dist-info/" not in name}
-    folders = (source / folder for folder in ("queues", "deadletter", "worker"))
+    folders = (source / folder for folder in ("queues", "deadletter", "integrations", "worker"))
     files = {str(file.relative_to(source)) for folder in folders for file in folder.rglob("*") if file.is_file()}
     files.remove("queues/STORAGE.md")  # for developers
     assert packed == files | {file.name for file in ROOT.glob("*.py")} | {"py.typed"}
