@@ -27,6 +27,7 @@ from perdure import (
 )
 from perdure.worker.durable.steps.current import CURRENT_RUN
 from perdure.worker.store import name_of
+from perdure.worker.sync_producer import close_sync_producers
 from pydantic import BaseModel, SecretStr
 
 from tests.support.workers import bounded
@@ -219,6 +220,7 @@ async def test_plain_functions_and_plain_tasks_use_the_store_without_await(app: 
         store.clear_sync()
         return [*found, store.list_sync()]
 
+    close_sync_producers()  # of the step, which stays open until the end of the process
     with app.sync():
         assert await asyncio.to_thread(outside) == [3, {"m": 2}, ["k", "m", "n"], []]
     assert threading.current_thread() is threading.main_thread()
