@@ -249,7 +249,7 @@ class _Observer(Middleware):
     recorded: set[str] = field(default_factory=set)
     """Steps that have a record of their own; the others, steps of plans, are stored by a write that follows them."""
     unwritten: set[str] = field(default_factory=set)
-    """Steps without one that have ended since the last write."""
+    """Steps without one, and failures, that have ended since the last write: the next one stores them."""
 
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
         if ctx.task_id == self.task_id and not IS_DEAD.get()():
@@ -270,6 +270,7 @@ class _Observer(Middleware):
             if not dead():
                 seen[key] = f"raised {type(error).__name__}: {error}"
                 self.in_flight[key] -= 1
+                self.unwritten.add(key)
             raise
         if not dead():
             seen[key] = _shown(value)

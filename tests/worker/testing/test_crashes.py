@@ -58,6 +58,15 @@ async def fails(ctx: Context) -> None:
     raise ValueError("never")
 
 
+@app.task
+async def catches(ctx: Context) -> str:
+    try:
+        await ctx.options(retry=Retry(max_attempts=1)).step("bank", price_of, "boat")
+    except KeyError:
+        return await ctx.step("other bank", str, "paid")
+    return "not reached"
+
+
 class Reader(Agent[AgentState]):
     name = "reader"
 
@@ -109,6 +118,12 @@ async def test_a_dead_letter_is_an_outcome() -> None:
     report.check()
     assert report.outcome.startswith("dead: ")
     assert report.outcome.endswith("ValueError never")
+
+
+async def test_a_failure_that_was_caught_is_stored_by_the_next_write() -> None:
+    report = await crash_everywhere(app, catches)
+    report.check()
+    assert report.outcome == 'succeeded: "paid"'
 
 
 async def test_an_agent_continues_at_its_step() -> None:
