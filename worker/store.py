@@ -33,6 +33,7 @@ from ..queues.store.entries import (
     StoredEntry,
     as_time,
     check_key,
+    damaged_entry,
     digest_changes,
 )
 from ..queues.store.names import Name, StoreNames, check_parts, shown_name
@@ -430,6 +431,8 @@ def _value(found: StoredEntry, shown: str, type: Any) -> Any:
     try:
         return from_json(found.data) if type is None else _json_type(type).read(found.data)
     except ValueError as error:
+        if type is None:
+            raise damaged_entry(found.key, shown) from None
         problem = first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise StoreError(f"entry {found.key!r} of namespace {shown!r} does not fit {type}: {problem}") from None
 

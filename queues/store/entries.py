@@ -311,7 +311,7 @@ class NamespaceEntries:
             raise self._damaged(key) from None
 
     def _damaged(self, key: str) -> StoreError:
-        return StoreError(f"could not read {self._what(key)}: another program has changed it; delete it")
+        return damaged_entry(key, self._shown)
 
     async def _decode(self, key: str, packed: bytes) -> StoredEntry:
         entry = self._head(key, packed)
@@ -339,6 +339,11 @@ class NamespaceEntries:
 
     def _what(self, key: str) -> str:
         return f"entry {key!r} of namespace {self._shown!r}"
+
+
+def damaged_entry(key: str, shown: str) -> StoreError:
+    """Return the error of an entry that no version of Perdure has written. shown: its namespace."""
+    return StoreError(f"could not read entry {key!r} of namespace {shown!r}: another program has changed it; delete it")
 
 
 class _Upload(NamedTuple):

@@ -12,7 +12,7 @@ import typer
 
 from ...queues.envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT
 from ...queues.producer import Producer
-from ...queues.store.entries import EntryChange, NamespaceEntries, StoredEntry, check_key
+from ...queues.store.entries import EntryChange, NamespaceEntries, StoredEntry, check_key, damaged_entry
 from ...queues.store.names import Name, StoreNames, read_name, shown_name
 from ...queues.wording import iso_time
 from .support.connection import connected, where
@@ -97,7 +97,10 @@ async def show(
         value = {"base64": b64encode(data).decode()}
         text = f"{len(data):,} bytes; --json prints them in base64"
     else:
-        value = orjson.loads(data)
+        try:
+            value = orjson.loads(data)
+        except ValueError:
+            raise damaged_entry(key, shown_name(name)) from None
         text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
     fields = {name.replace("_", " "): field for name, field in _fields(entry).items()}
     return Output(_summary(entry) | {"value": value}, fields, text)

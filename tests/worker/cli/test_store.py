@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from perdure import App, Settings
+from perdure import App, Settings, StoreError
 
 from tests.support.command_line import Answer, call
 
@@ -48,6 +48,21 @@ async def test_namespaces_and_entries_are_listed_page_by_page(app: App) -> None:
     assert ("c/2" in page.out, "c/1" in page.out) == (True, False)
     assert "bytes" in (await tool("list", "visits")).out
     assert "has no such entries" in (await tool("list", "other")).err
+
+
+async def test_a_value_that_is_no_json_is_an_error_with_a_remedy(app: App) -> None:
+    """A value that another program has cut off, for callers and on the command line."""
+    notes = app.store("notes")
+    await notes.put("cut", "x" * 100)
+    gateway = app.producer.gateway
+    key = app.producer.namespace.store(("notes",)).entries
+    stored = await gateway.command("HGET", key, "e:cut")
+    await gateway.command("HSET", key, "e:cut", stored[:-20])
+    damaged = "could not read entry 'cut' of namespace 'notes': another program has changed it; delete it"
+    with pytest.raises(StoreError, match=f"^{damaged}$"):
+        await notes.get("cut")
+    found = await tool("show", "notes", "cut")
+    assert (found.code, found.err) == (1, f"perdure: {damaged}\n")
 
 
 async def test_show_prints_the_value_and_delete_removes_it(app: App) -> None:
