@@ -16,6 +16,7 @@ from perdure.worker.durable.steps import execution
 
 from ..plan import Fault, Plan, TaskPlan
 from ..world import World
+from . import stream_checks
 
 _KEPT: list[World] = []
 
@@ -130,3 +131,11 @@ def test_a_reader_that_does_not_notice_lost_items_is_seen(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(StreamTail, "_look_for_losses", look_for_none)
     assert "shown" in kinds(plan)
+
+
+def test_only_other_values_of_the_first_items_are_excused_by_a_loss() -> None:
+    differ, stored = stream_checks._differ_at_the_beginning, [(1, "a"), (2, "b"), (3, "c")]
+    assert differ([(1, "x"), (2, "b"), (3, "c")], stored)
+    assert not differ([(1, "a"), (2, "x"), (3, "c")], stored)
+    assert not differ([(2, "b"), (3, "c")], stored)
+    assert not differ([(1, "a"), (1, "a"), (3, "c")], stored)
