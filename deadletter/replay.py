@@ -156,7 +156,7 @@ async def _with_edit(gateway: Gateway, letter: DeadLetter, edited: bytes, how: R
             "replay, or replay it unchanged"
         )
     task, secrets = letter.envelope.task, letter.envelope.secrets
-    read = partial(read_arguments, gateway, letter.partition, letter.id, task, secrets, letter.args, plain=True)
+    read = partial(read_arguments, gateway, letter.partition, letter.id, task, secrets, letter.args)
     former = b"{}"
     if how.merge or not gateway.encryptor.active:
         with suppress(LargeValueLost):  # they are to be replaced

@@ -113,6 +113,10 @@ async def confirm_successor(gateway: Gateway, namespace: Namespace, source: str)
         await gateway.run(_CONFIRM, [found.record(origin)], [source])
 
 
+PLAIN: Final = "plain"
+"""Name in an entry of `TaskPast.log` of data that stay plain, in place of `data`."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskPast:
     """Stored data of a task, decrypted. The collections may be read more than once.
@@ -122,7 +126,8 @@ class TaskPast:
         format: Data format that a worker must know to read the checkpoint; None for 1.
         fields: Names and values of checkpoint fields, step records with large results as a whole. No name occurs twice.
         inbox: Names and values of inbox fields; messages and values decrypted, after their number and a space.
-        log: Entries of the log, oldest first, with decrypted data. The id `*` is the time of Redis.
+        log: Entries of the log, oldest first, with decrypted `data`, or with data of a script under `PLAIN`. The
+            id `*` is the time of Redis.
     """
 
     events: int
@@ -371,9 +376,13 @@ async def upload_past(
         for position in range(0, len(fields), 2):
             await steps.put(fields[position], fields[position + 1])
     for entry, values in past.log:
-        kind = event_field(int(values["n"])) if "n" in values else ERROR
-        data = {"data": cipher.encrypt(kind, values["data"])} if "data" in values else {}
-        await log.add(entry, {**values, **data})
+        stored = {name: value for name, value in values.items() if name != PLAIN}
+        if "data" in values:
+            kind = event_field(int(values["n"]), values["type"].decode()) if "n" in values else ERROR
+            stored["data"] = cipher.encrypt(kind, values["data"])
+        elif PLAIN in values:
+            stored["data"] = values[PLAIN]
+        await log.add(entry, stored)
     for name, value in past.inbox:
         at, space, content = value.partition(b" ")
         sealed = MESSAGE if name.startswith("m:") else value_kind(name[2:]) if name.startswith("v:") else None

@@ -73,9 +73,7 @@ async def read_outcome(gateway: Gateway, partition: Partition, task_id: str, sta
     for name, value in fields.items():
         if not OUTCOME_FIELDS[name].fullmatch(value):
             raise UnreadableRecord(record, f"{name} is not valid: {value[:80]!r}")
-    sealed = {
-        name: cipher.decrypt(kind, found[name], plain=True) for name, kind in SEALED_FIELDS.items() if name in found
-    }
+    sealed = {name: cipher.decrypt(kind, found[name]) for name, kind in SEALED_FIELDS.items() if name in found}
     if (large := LargeValue.decode(sealed.get("result", b""))) is not None:
         decrypt, what = partial(cipher.decrypt, RESULT_CHUNKS), f"the result of task {task_id}"
         sealed["result"] = await read_large(gateway, record, "result", "", large, decrypt, what)

@@ -179,14 +179,16 @@ def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, cipher: Ta
     data = None
     if (size := fields.get(b"bytes")) is not None:
         problem = f"it was not read: it has {count_of(size):,} bytes, more than the {LOG_BYTES:,} of a read"
+    kind = fields.get(b"type", b"?").decode("utf-8", "replace")
     if problem is None:
-        data, problem = _data(fields.get(b"data"), number, cipher)
-    step = fields.get(b"step")
+        data, problem = _data(fields.get(b"data"), number, kind, cipher)
+    # a run writes the step into its data: beside them, anybody could add one to an entry that is encrypted
+    step = fields.get(b"step") if number is None else None
     inner = data.get("step") if isinstance(data, dict) and number is not None else None
     return TaskEvent(
         id=entry_id.decode(),
         at=int(entry_id.partition(b"-")[0]),
-        type=fields.get(b"type", b"?").decode("utf-8", "replace"),
+        type=kind,
         step=step.decode("utf-8", "replace") if step is not None else inner if isinstance(inner, str) else None,
         data=data,
         number=number,
@@ -207,13 +209,13 @@ _DIGITS: Final = 15
 """Digits of the largest number: Lua compares numbers as doubles, which are exact up to there."""
 
 
-def _data(data: bytes | None, number: int | None, cipher: TaskCipher) -> tuple[Any, str | None]:
+def _data(data: bytes | None, number: int | None, kind: str, cipher: TaskCipher) -> tuple[Any, str | None]:
     """Return the data of an event, or why it cannot be read: a broken event hides no other."""
-    if not data:
-        return None, None
     try:
-        if number is not None:
-            return plain_data(cipher.decrypt(event_field(number), data, plain=True)), None
+        if number is not None and (data or not cipher.accepts_plain):
+            return plain_data(cipher.decrypt(event_field(number, kind), data or b"")), None
+        if not data:
+            return None, None
         return opened_error(cipher, data) if is_encrypted(data) else plain_data(data), None
     except DecryptionError as error:
         return None, str(error)

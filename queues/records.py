@@ -16,7 +16,7 @@ from .errors import DecryptionError, LargeValueLost, QueueError, Refused, Unread
 from .junk import count_of, is_entry_id, shown_bytes
 from .keys import GROUP, Partition, is_reserved
 from .lanes import lane_of
-from .security.encryption import ERROR, NO_CIPHER, PROGRESS, RESULT, TaskCipher, arguments_field
+from .security.encryption import ERROR, NO_CIPHER, PROGRESS, RESULT, TaskCipher, arguments_field, is_encrypted
 from .security.secret_arguments import SecretPaths, mask, read_secret_paths
 from .transport.clients import is_missing_group
 from .transport.gateway import Gateway
@@ -154,7 +154,7 @@ class Record:
         if self.result is None:
             return None
         try:
-            data = self.cipher.decrypt(RESULT, self.result, plain=True)
+            data = self.cipher.decrypt(RESULT, self.result)
             large = LargeValue.decode(data)
             return data if large is None else large.shown.encode()
         except (DecryptionError, LargeValueLost) as error:
@@ -223,15 +223,25 @@ def shown_arguments(
     try:
         if (large := LargeValue.decode(data)) is not None:
             return large.shown.encode()
-        return mask(cipher.decrypt(arguments_field(task or "?", secrets), data, plain=True), (*secrets, *masked))
+        return mask(cipher.decrypt(arguments_field(task or "?", secrets), data), (*secrets, *masked))
     except (DecryptionError, LargeValueLost) as error:
         return f"({error})".encode()
 
 
+UNPROVEN: Final = "(not encrypted)"
+"""Mark of a plain text where encryption is required: any client of Redis may have written it."""
+
+
 def opened_error(cipher: TaskCipher, data: bytes) -> Any:
-    """Return the evidence of an error, or evidence of why it cannot be decrypted."""
+    """Return the evidence of an error, or evidence of why it cannot be decrypted.
+
+    Scripts and processes without a key store plain evidence. Where encryption is required, it is marked.
+    """
+    if not is_encrypted(data) and not cipher.accepts_plain:
+        found = shown_data(data)
+        return {**found, "message": f"{UNPROVEN} {found.get('message', '')}"} if isinstance(found, dict) else found
     try:
-        return shown_data(cipher.decrypt(ERROR, data, plain=True))
+        return shown_data(cipher.decrypt(ERROR, data))
     except DecryptionError as error:
         return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 

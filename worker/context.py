@@ -465,6 +465,8 @@ class Context(TaskInfo, StepCaller):
         If an earlier run has recorded the message of this call with another text, that is returned: the state and the
         log have it. The message becomes part of an agent's state; a function keeps its own list.
 
+        Raises `ValueError` for the role "system": what the system says is part of the identity, and is not stored.
+
         Args:
             reasoning: of an assistant, the blocks that its provider returned. The result of a tool has the reasoning
                 that was given to `ctx.options(call=..., reasoning=...)`.

@@ -82,7 +82,7 @@ class Entry(NamedTuple):
     def encrypted(self, cipher: TaskCipher) -> Entry:
         """Return the entry as it is stored. Call it once: if the entry is written again, it must be the same."""
         if self.kind is Kind.EVENT or self.kind is Kind.BASE:
-            return self._replace(log=cipher.encrypt(event_field(int(self.value)), self.log))
+            return self._replace(log=cipher.encrypt(event_field(int(self.value), self.step), self.log))
         if self.kind is Kind.PROGRESS:
             return self._replace(value=cipher.encrypt(PROGRESS, self.value))
         if self.kind is Kind.EMITTED:
@@ -445,7 +445,7 @@ async def edit_checkpoint(
         position.entries,
         *position.mark,
         kind,
-        cipher.encrypt(event_field(position.events + 1), data),
+        cipher.encrypt(event_field(position.events + 1, kind), data),
         wakes,
         len(dropped),
         *dropped,

@@ -16,8 +16,16 @@ The format of encrypted data, in bytes:
 
 Each task has its own key, derived from the deployment's (NIST SP 800-108r1, counter mode, HMAC-SHA-256) with the
 namespace, the queue and the task's id as context. These and the kind of the data (arguments of which task name with
-which marks of secrets, result, which step's record) are the associated data, so a record moved to another task, step or
-field cannot be decrypted, nor can arguments whose marks were removed.
+which marks of secrets, result, which step's record, event of which number and type) are the associated data, so a
+record moved to another task, step or field cannot be decrypted, nor can arguments whose marks were removed.
+
+The kind of an event has its number, since a task has many events of one type and their order is its state. The other
+kinds have the name of their field and no number: a reader knows which field it reads, but the number of the entry that
+wrote a field is a plain counter of Redis, which proves nothing. An older value of the same field can be put back.
+
+Where encryption is required, data that is not encrypted is never decrypted into truth, whoever reads it. A reader that
+only shows data says instead why it cannot be read, or marks it as not encrypted. Events without a number, which scripts
+write, may be plain: they say when something happened, and no state is made from them.
 
 Limits. The cipher is AES-256-GCM (NIST SP 800-38D). With random nonces of 96 bits, a key may encrypt 2^32 messages
 (8.3), which keeps the probability of a repeated nonce below 2^-32. The limit applies to the records of one task, since
@@ -80,9 +88,9 @@ def _marked(kind: str, name: str, secrets: SecretPaths) -> str:
     return f"marked-{kind}:{orjson.dumps(secrets).decode()}{name}" if secrets else f"{kind}:{name}"
 
 
-def event_field(number: int) -> str:
-    """Return the kind of an event's data, which cannot be decrypted at another place of the log."""
-    return f"event:{number}"
+def event_field(number: int, event_type: str) -> str:
+    """Return the kind of an event's data, which cannot be decrypted at another place of the log or as another type."""
+    return f"event:{number}:{event_type}"
 
 
 def step_chunks(step: str) -> str:
@@ -143,7 +151,7 @@ class TaskCipher:
 
     @property
     def accepts_plain(self) -> bool:
-        """Whether `decrypt` returns data that is not encrypted, unless its caller decides that."""
+        """Whether `decrypt` returns data that is not encrypted."""
         return not self._encryptor.required
 
     def encrypt(self, kind: str, data: bytes) -> bytes:
@@ -154,14 +162,10 @@ class TaskCipher:
         header = MARK + VERSION + key_id
         return header + self._cipher(self._ring, key_id).encrypt(data, self._associated(header, kind))
 
-    def decrypt(self, kind: str, data: bytes, *, plain: bool | None = None) -> bytes:
-        """Return the plain data. Raises `KeyMissing`, `TamperedData`, `NotEncrypted`.
-
-        Args:
-            plain: whether data that is not encrypted is accepted; by default, unless the encryptor requires encryption.
-        """
+    def decrypt(self, kind: str, data: bytes) -> bytes:
+        """Return the plain data. Raises `KeyMissing`, `TamperedData`, `NotEncrypted`."""
         if not is_encrypted(data):
-            if self._encryptor.required if plain is None else not plain:
+            if self._encryptor.required:
                 raise NotEncrypted(self._what(kind))
             return data
         if not 0 < data[1] <= _NEWEST:

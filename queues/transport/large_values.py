@@ -391,15 +391,12 @@ async def read_arguments(
     task: str,
     secrets: SecretPaths,
     stored: bytes,
-    *,
-    plain: bool | None = None,
 ) -> bytes:
     """Return stored arguments as decrypted JSON, large ones from their chunks.
 
     Args:
         task: Name of the task.
         secrets: Paths of its secrets, as its envelope has them.
-        plain: Whether arguments that are not encrypted are accepted; see `TaskCipher.decrypt`.
 
     Raises:
         DecryptionError: They cannot be decrypted.
@@ -408,7 +405,7 @@ async def read_arguments(
     cipher = gateway.encryptor.of(partition, task_id)
     reference = LargeValue.decode(stored)
     if reference is None:
-        return cipher.decrypt(arguments_field(task, secrets), stored, plain=plain)
-    decrypt = partial(cipher.decrypt, argument_chunks(task, secrets), plain=plain)
+        return cipher.decrypt(arguments_field(task, secrets), stored)
+    decrypt = partial(cipher.decrypt, argument_chunks(task, secrets))
     what = f"the arguments of task {task_id}"
     return await read_large(gateway, partition.record(task_id), _PLACE, _PLACE, reference, decrypt, what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -560,17 +561,22 @@ async def _events_after(run: Run, number: int, last: int) -> tuple[list[TaskEven
     """Return the events from `number + 1` on in order, without those before a fresh replay, and the next number."""
     wanted: list[TaskEvent] = []
     before: str | None = None
+    above = sys.maxsize
     while last > number:
         most = min(_CHUNK, last - number - len(wanted) + _UNNUMBERED)
         chunk = await read_last_events(run.gateway, run.delivery.partition, run.id, most, before=before)
         for event in chunk:
+            if event.number is not None:
+                if event.number >= above:
+                    raise BadSnapshot(run.id, f"event {above} comes after event {event.number} in its log")
+                above = event.number
             if event.number is not None and event.number > last:
                 continue  # logged after this read started
             if event.number is not None and event.number > number:
                 wanted.append(event)
             elif event.number is not None:
                 return _in_order(wanted, number + 1)
-            elif event.type == "replayed" and isinstance(event.data, dict) and event.data.get("fresh"):
+            elif number == 0 and event.restarts:  # a task that was replayed so has no snapshot
                 return _in_order(wanted, wanted[-1].number or 0 if wanted else last + 1)
         if len(chunk) < most:
             break

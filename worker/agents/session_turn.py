@@ -21,7 +21,7 @@ from ...queues.sessions.turns import SessionTurnEnd, begin_turn, end_turn
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.wording import shown_time
-from ..durable.journal.chat import Message
+from ..durable.journal.chat import FROM_INBOX, Message
 from ..durable.journal.quoting import quoted_line, quoted_name
 from ..durable.journal.step_record import WORKSPACE
 from ..durable.run import Run
@@ -127,8 +127,8 @@ class SessionTurn(Generic[S]):
             store = partial(send_correction, run.gateway, run.delivery.partition, run.id, one.changes, **options)
             sent = await retry_while_unavailable(store, on_wait=self._wait)
             run.history.mail = max(run.history.mail, sent.number)
-        role: Any = "system" if start.note else "user"
-        message = Message(role=role, content=start.text, name=start.sender or None)
+        sender = FROM_INBOX if start.note else start.sender
+        message = Message(role="user", content=start.text, name=sender or None)
         return Carried(run.id, self._state_type, stored, message)
 
     async def end(self, state: dict[str, Any] | None, result: Any) -> None:

@@ -125,6 +125,11 @@ class StateType(Generic[S]):
 
         Raises `StateError`.
         """
+        if names is None or "messages" in names:
+            for message in state.messages:
+                if getattr(message, "role", None) == "system":
+                    problem = "field 'messages': the role of a stored message must be user, assistant or tool"
+                    raise self._unstored(task_id, problem)
         try:
             return self._dump(state, None if names is None else set(names), recalled)
         except (PydanticSerializationError, ValueError, RecursionError) as error:

@@ -236,7 +236,7 @@ async def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | N
         return encode_arguments(given) if schema is None else schema.encode_call((), given)
     stored = run.delivery.fields.get(b"args", b"{}")
     task, secrets = run.envelope.task, run.envelope.secrets
-    data = await read_arguments(run.gateway, run.delivery.partition, run.id, task, secrets, stored, plain=True)
+    data = await read_arguments(run.gateway, run.delivery.partition, run.id, task, secrets, stored)
     if schema is not None:
         schema.decode(data)
     return data, secrets

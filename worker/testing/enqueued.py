@@ -78,7 +78,7 @@ async def _arguments(gateway: Gateway, task: Task[Any, Any], record: Record) -> 
         place = Namespace(_app(task).settings.namespace).partition(record.queue, record.partition)
         data = await read_arguments(gateway, place, record.id, task.name, record.secrets, data)
     else:
-        data = record.cipher.decrypt(arguments_field(task.name, record.secrets), data, plain=True)
+        data = record.cipher.decrypt(arguments_field(task.name, record.secrets), data)
     return task.arguments.decode(data)
 
 

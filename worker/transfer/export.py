@@ -32,7 +32,7 @@ from ...queues.joins import has_joins
 from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.records import State, number_of
-from ...queues.security.encryption import ERROR, MESSAGE, event_field
+from ...queues.security.encryption import ERROR, MESSAGE, event_field, is_encrypted
 from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.large_results import scan_fields, scan_results
@@ -218,17 +218,21 @@ async def _write_log(gateway: Gateway, partition: Partition, task_id: str, out: 
         page = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", _PAGE)
         for entry, values in page:
             fields = pairs(values)
-            data = fields.pop(b"data", None)
-            if data is not None:
-                number = fields.get(b"n")
-                kind = ERROR if number is None else event_field(number_of(partition.log(task_id), "n", number))
-                data = cipher.decrypt(kind, data, plain=True)
+            data, plain = fields.pop(b"data", None), {}
             try:
                 named = {name.decode(): value.decode() for name, value in fields.items()}
             except UnicodeDecodeError as error:
                 problem = f"entry {entry.decode()} is not UTF-8 ({error})"
                 raise UnreadableRecord(partition.log(task_id), problem, "delete the entry") from None
-            out.write("event", data, id=entry.decode(), fields=named)
+            if (number := fields.get(b"n")) is not None:
+                at = number_of(partition.log(task_id), "n", number)
+                if data is not None or not cipher.accepts_plain:
+                    data = cipher.decrypt(event_field(at, named.get("type", "")), data or b"")
+            elif data is not None and is_encrypted(data):
+                data = cipher.decrypt(ERROR, data)
+            elif data is not None:
+                plain = {"plain": True}
+            out.write("event", data, id=entry.decode(), fields=named, **plain)
         count += len(page)
         if len(page) < _PAGE:
             return count

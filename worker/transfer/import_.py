@@ -15,7 +15,7 @@ import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ...deadletter.burial import DEFAULT_RETENTION
-from ...queues.derived_tasks import TaskPast, store_copy
+from ...queues.derived_tasks import PLAIN, TaskPast, store_copy
 from ...queues.ended_tasks import OUTCOME_FIELDS, SEALED_FIELDS, Outcome, store_ended
 from ...queues.envelope import Envelope, TaskMessage, check_own_id, check_task_id, copied_envelope, new_task_id
 from ...queues.errors import PerdureError
@@ -98,9 +98,10 @@ class _NamedLine(_Line):
 
 
 class _EventLine(_Line):
-    """Entry of the log."""
+    """Entry of the log. plain: its data was not encrypted, as of an entry that a script wrote, and stays so."""
 
     id: str
+    plain: bool = False
     fields: Annotated[dict[str, str], Field(max_length=32)]
 
 
@@ -201,7 +202,7 @@ async def import_task(
         )
     replayed = []
     if header.state == "dead" and not header.ended:
-        replayed.append((_next(content.last), {"type": b"replayed", "data": b'{"fresh":false}'}))
+        replayed.append((_next(content.last), {"type": b"replayed", PLAIN: b'{"fresh":false}'}))
         content.events += 1
     await _save_artifacts(store, file)
     new_memories = await _restore_memories(memories, file) if memories is not None and content.memories else 0
@@ -261,7 +262,7 @@ def _event(line: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     event = _EventLine.model_validate(line)
     fields = {name: value.encode() for name, value in event.fields.items()}
     if "text" in line or "base64" in line:
-        fields["data"] = unpack(line)
+        fields[PLAIN if event.plain and "n" not in fields else "data"] = unpack(line)
     return event.id, fields
 
 

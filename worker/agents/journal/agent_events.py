@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...durable.journal.chat import Message
+from ...durable.journal.chat import StoredMessage
 from ...durable.journal.event import Count, Event, built_in
 
 
@@ -43,7 +43,7 @@ class MessageAdded(Event):
     """Message added to the conversation."""
 
     type: Literal["message_added"] = "message_added"
-    message: Message
+    message: StoredMessage
 
 
 @built_in
@@ -73,7 +73,7 @@ class Compacted(Event):
     last: Count
     messages: Count
     summary: str = ""
-    kept: tuple[Message, ...] = ()
+    kept: tuple[StoredMessage, ...] = ()
 
 
 @built_in

@@ -244,12 +244,12 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         records.add(event, position)
         if event.type == "workspace_saved":  # in the act that recorded its step, after the event of that
             files_saved = records.written.get(event.step or "", position)
-        if isinstance(event.data, dict) and event.type in ("workspace_saved", "forked"):
+        if event.number is not None and isinstance(event.data, dict) and event.type in ("workspace_saved", "forked"):
             files = saved_link(event.type, event.data) if cut is None or files_saved <= cut else files
         if cut is not None and event.type == "archived" and isinstance(event.data, dict):
             later.update(event.data.get("steps", ()))
         if cut is None:
-            planned = parse_event(event) if event.type == "planned" else None
+            planned = parse_event(event) if event.type == "planned" and event.number is not None else None
             plan = FunctionPlan.after(plan, planned) if isinstance(planned, Planned) else plan
             plan, owing = (None, empty_state()) if event.restarts else (plan, _owing(owing, event))
             past.apply(event)
@@ -280,7 +280,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
 
 def _owing(state: State, found: TaskEvent) -> State:
     """Return a state with the promises after an event. One that cannot be read or applied is reported elsewhere."""
-    if found.type not in _OF_PROMISES or isinstance(event := parse_event(found), Unreadable):
+    if found.number is None or found.type not in _OF_PROMISES or isinstance(event := parse_event(found), Unreadable):
         return state
     try:
         return reduce(state, event, found.number or 0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 FROM_INBOX: Final = "inbox"
 """Name of the messages that came from the task's inbox. Their content is quoted: it is data, no instruction."""
@@ -42,3 +42,17 @@ class Message(BaseModel):
     name: str | None = None
     n: int | None = None
     reasoning: tuple[dict[str, Any], ...] = ()
+
+
+def _check_stored(message: Message) -> Message:
+    """Return a message that may be stored. Raises `ValueError` for one of the system."""
+    if message.role == "system":
+        raise ValueError(
+            "the role of a stored message must be user, assistant or tool: what the system says is part of the "
+            "identity, see docs/how-to/agents.md"
+        )
+    return message
+
+
+StoredMessage = Annotated[Message, AfterValidator(_check_stored)]
+"""Message of a log or a state. The system speaks in the first layers of a prompt only, which nothing stored reaches."""

@@ -331,7 +331,7 @@ async def _arguments(call: Call, given: OneTask) -> tuple[Record, bytes]:
     if record.args is None:
         return record, b"{}"
     at = (call.producer.gateway, handle.partition, handle.id)
-    return record, await read_arguments(*at, record.task or "?", record.secrets, record.args, plain=True)
+    return record, await read_arguments(*at, record.task or "?", record.secrets, record.args)
 
 
 # children
