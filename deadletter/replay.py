@@ -16,14 +16,16 @@ from ..queues.envelope import DEFAULT_PAYLOAD_LIMIT, is_task_id
 from ..queues.errors import LargeValueLost, PayloadTooLarge, UnreadableEnvelope
 from ..queues.inspection.views import queue_partitions
 from ..queues.json_form import merged
-from ..queues.junk import set_aside, split
+from ..queues.junk import count_of, set_aside, split
 from ..queues.keys import Namespace, Partition
 from ..queues.runtime import RUNTIME
-from ..queues.security.encryption import arguments_field
+from ..queues.security.encryption import HEAD, arguments_field
+from ..queues.security.hash_chain import START, ChainHead, Link
 from ..queues.security.secret_arguments import contains_mask, restore_masked
 from ..queues.step_failures import drop_failures
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.large_values import read_arguments
+from ..queues.transport.pipelining import Argument
 from ..queues.transport.scripts import load_script, pairs
 from .letters import DeadLetter
 from .policy import Reason
@@ -89,13 +91,32 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         partition.timeline,
     ]
     given = (letter.entry, int(how.fresh), args)
-    done = await gateway.run(_REPLAY, keys, [*given, 0, letter.id])
-    if done == -1:
-        others = await queue_partitions(gateway, Namespace(partition.namespace), partition.queue)
-        if any(await gateway.pipeline([("EXISTS", other.record(letter.id)) for other in others])):
-            return False
-        done = await gateway.run(_REPLAY, keys, [*given, 1, letter.id])
-    return bool(done)
+    alone = 0
+    while True:
+        start = await _fresh_head(gateway, partition, letter.id) if how.fresh and not letter.raw else ()
+        done = await gateway.run(_REPLAY, keys, [*given, alone, letter.id, *start])
+        if done == -1:
+            others = await queue_partitions(gateway, Namespace(partition.namespace), partition.queue)
+            if any(await gateway.pipeline([("EXISTS", other.record(letter.id)) for other in others])):
+                return False
+            alone = 1
+        elif done != -2:  # an edit came in between
+            return bool(done)
+
+
+async def _fresh_head(gateway: Gateway, partition: Partition, task_id: str) -> tuple[Argument, ...]:
+    """Return the counters of a task, and the head of a hash chain that starts there; nothing without a key.
+
+    Raises `KeyMissing` if the task has a chain, and this process no key.
+    """
+    cipher = gateway.encryptor.of(partition, task_id)
+    events, entries, head = await gateway.command("HMGET", partition.record(task_id), "events", "entries", "head")
+    if not cipher.encrypts:
+        if head is not None:
+            cipher.decrypt(HEAD, head)
+        return ()
+    start = Link(count_of(events), START.digest)
+    return (events or b"0", entries or b"0", ChainHead(0, start, last=start).sealed(cipher, count_of(entries)))
 
 
 async def _begin_budgets_again(gateway: Gateway, letter: DeadLetter) -> None:

@@ -29,6 +29,7 @@ from .partitions.route import spread
 from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
 from .security.encryption import ERROR, MESSAGE, TaskCipher, event_field
+from .security.hash_chain import SNAPSHOT, START, ChainHead, Link
 from .transport.gateway import Gateway
 from .transport.large_results import stored_record
 from .transport.large_values import UPLOAD_ATTEMPTS, FieldUpload, LogUpload, read_arguments, store_with_upload
@@ -128,6 +129,7 @@ class TaskPast:
         inbox: Names and values of inbox fields; messages and values decrypted, after their number and a space.
         log: Entries of the log, oldest first, with decrypted `data`, or with data of a script under `PLAIN`. The
             id `*` is the time of Redis.
+        snapshot: Number of the last event in the snapshot among the fields; None without one.
     """
 
     events: int
@@ -136,6 +138,7 @@ class TaskPast:
     fields: Iterable[tuple[str, bytes]]
     inbox: Iterable[tuple[str, bytes]]
     log: Iterable[tuple[str, Mapping[str, bytes]]]
+    snapshot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +295,8 @@ async def store_fork(
         TaskExists: The id belongs to another task.
     """
     envelope = copied_envelope(orjson.loads(origin.stored), task_id)
-    past = TaskPast(1, 0, None, fields.items(), (), [("*", {"type": b"forked", "n": b"1", "data": event})])
+    log = [("*", {"type": b"forked", "n": b"1", "data": event})]
+    past = TaskPast(1, 0, None, fields.items(), (), log, 1 if f"s:{SNAPSHOT}" in fields else None)
     copied: dict[str, Any] = {"envelope": envelope, "arguments": arguments, "past": past, "source": at}
     return await store_copy(gateway, namespace, origin.partition.queue, task_id, **copied)
 
@@ -330,18 +334,19 @@ async def store_copy(
         record = partition.record(task_id)
         keys = [partition.ready, partition.closed, record, partition.timeline, partition.steps(task_id)]
         keys += (partition.log(task_id), partition.inbox(task_id))
+        head = b""
         for attempt in range(UPLOAD_ATTEMPTS):
             steps, log, inbox = past_uploads(gateway, partition, task_id)
             uploads = [steps.key, log.key, inbox.key]
             if message.large is not None:
                 uploads.append(partition.upload(task_id, message.large.reference.digest))
             if attempt or not await gateway.command("EXISTS", record):
-                await upload_past(gateway, cipher, task_id, past, steps, log, inbox)
+                head = await upload_past(gateway, cipher, task_id, past, steps, log, inbox)
                 if message.large is not None:
                     await message.large.upload(gateway, uploads[-1])
             counts = (steps.count, log.count, inbox.count)
             given = [*keys, *uploads[:3], partition.due, partition.nudge, *uploads[3:]]
-            answer = await gateway.run(_COPY, given, [*args, *counts, "" if due is None else due])
+            answer = await gateway.run(_COPY, given, [*args, *counts, "" if due is None else due, head])
             if answer == 0:
                 raise TaskExists(task_id)
             if answer is not None:
@@ -365,11 +370,14 @@ async def upload_past(
     steps: FieldUpload,
     log: LogUpload,
     inbox: FieldUpload,
-) -> None:
+) -> bytes:
+    """Upload the past of a task, and return the head of its hash chain; empty without a key."""
+    last: Link | None = None
+    start, snapshot, steps_recorded = START, None, 0
     for name, value in past.fields:
         fields: Sequence[Argument]
         if name.startswith("d:"):
-            key = name.removeprefix("d:")
+            key, steps_recorded = name.removeprefix("d:"), steps_recorded + 1
             fields = await stored_record(gateway, cipher, task_id, key, value, DEFAULT_PAYLOAD_LIMIT)
         else:
             fields = (name, cipher.encrypt(name, value))
@@ -378,7 +386,14 @@ async def upload_past(
     for entry, values in past.log:
         stored = {name: value for name, value in values.items() if name != PLAIN}
         if "data" in values:
-            kind = event_field(int(values["n"]), values["type"].decode()) if "n" in values else ERROR
+            kind = ERROR
+            if "n" in values:
+                number = int(values["n"])
+                kind = event_field(number, values["type"].decode())
+                if last is None:
+                    start = last = START._replace(number=number - 1)
+                last = last.follow(number, values["type"], values["data"])
+                snapshot = last if number == past.snapshot else snapshot
             stored["data"] = cipher.encrypt(kind, values["data"])
         elif PLAIN in values:
             stored["data"] = values[PLAIN]
@@ -389,3 +404,8 @@ async def upload_past(
         await inbox.put(name, value if sealed is None else at + space + cipher.encrypt(sealed, content))
     for upload in (steps, log, inbox):
         await upload.flush()
+    if not cipher.encrypts:
+        return b""
+    last = (last or start)._replace(number=past.events)  # a log without its last events is found by an agent
+    head = ChainHead(steps_recorded, start, None, snapshot, last)
+    return head.sealed(cipher, past.entries)

@@ -131,13 +131,13 @@ async def store_ended(
         for _ in range(UPLOAD_ATTEMPTS):
             record = FieldUpload(gateway, partition.upload(task_id, f"{RUNTIME.token(8)}.record"))
             steps, log, inbox = past_uploads(gateway, partition, task_id)
-            for name, value in (fields | outcome_fields).items():
+            head = await upload_past(gateway, cipher, task_id, past, steps, log, inbox)
+            for name, value in {**fields, **outcome_fields, **({"head": head} if head else {})}.items():
                 await record.put(name, value)
             await record.flush()
             if message.large is not None:
                 await message.large.upload(gateway, record.key)
                 record.count += len(message.large.value.chunks)
-            await upload_past(gateway, cipher, task_id, past, steps, log, inbox)
             uploads = (record, steps, log, inbox)
             args: list[Argument] = [token, task_id, *kept, *(upload.count for upload in uploads)]
             args += [part for pair in letter.items() for part in pair]

@@ -248,6 +248,18 @@ class TamperedData(DecryptionError):
         super().__init__(what, "it was changed in Redis, or moved there from another task, step or field")
 
 
+class ChangedCheckpoint(TamperedData):
+    """Entries of a task's checkpoint or of its log are missing, or are not those that its runs have written."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        self.what = f"the checkpoint of task {task_id}"
+        Exception.__init__(
+            self,
+            f"the checkpoint of task {task_id} was changed in Redis by another program: {problem}; restore it, or "
+            "replay the dead letter with --fresh",
+        )
+
+
 class NotEncrypted(DecryptionError):
     """The data is not encrypted, and PERDURE_ENCRYPTION_REQUIRED is set."""
 

@@ -42,7 +42,7 @@ class TaskEvent:
     """An event of a task. `at`: milliseconds of Redis' clock since the epoch.
 
     number: position among the events that runs wrote, from 1. problem: why the data cannot be read, if it cannot.
-    task_id: the task of the log.
+    task_id: the task of the log. content: the decrypted data of a numbered event, empty without a key.
     """
 
     id: str
@@ -53,6 +53,7 @@ class TaskEvent:
     number: int | None = None
     problem: str | None = None
     task_id: str = ""
+    content: bytes = b""
 
     @property
     def restarts(self) -> bool:
@@ -176,12 +177,12 @@ def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, ci
 
 def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, cipher: TaskCipher) -> TaskEvent:
     number, problem = _number(fields.get(b"n"))
-    data = None
+    data, content = None, b""
     if (size := fields.get(b"bytes")) is not None:
         problem = f"it was not read: it has {count_of(size):,} bytes, more than the {LOG_BYTES:,} of a read"
     kind = fields.get(b"type", b"?").decode("utf-8", "replace")
     if problem is None:
-        data, problem = _data(fields.get(b"data"), number, kind, cipher)
+        data, problem, content = _data(fields.get(b"data"), number, kind, cipher)
     # a run writes the step into its data: beside them, anybody could add one to an entry that is encrypted
     step = fields.get(b"step") if number is None else None
     inner = data.get("step") if isinstance(data, dict) and number is not None else None
@@ -194,6 +195,7 @@ def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, cipher: Ta
         number=number,
         problem=problem,
         task_id=task_id,
+        content=content,
     )
 
 
@@ -209,18 +211,19 @@ _DIGITS: Final = 15
 """Digits of the largest number: Lua compares numbers as doubles, which are exact up to there."""
 
 
-def _data(data: bytes | None, number: int | None, kind: str, cipher: TaskCipher) -> tuple[Any, str | None]:
-    """Return the data of an event, or why it cannot be read: a broken event hides no other."""
+def _data(data: bytes | None, number: int | None, kind: str, cipher: TaskCipher) -> tuple[Any, str | None, bytes]:
+    """Return the data of an event, or why it cannot be read; and its decrypted bytes. A broken event hides no other."""
     try:
         if number is not None and (data or not cipher.accepts_plain):
-            return plain_data(cipher.decrypt(event_field(number, kind), data or b"")), None
+            content = cipher.decrypt(event_field(number, kind), data or b"")
+            return plain_data(content), None, content if cipher.encrypts else b""
         if not data:
-            return None, None
-        return opened_error(cipher, data) if is_encrypted(data) else plain_data(data), None
+            return None, None, b""
+        return opened_error(cipher, data) if is_encrypted(data) else plain_data(data), None, b""
     except DecryptionError as error:
-        return None, str(error)
+        return None, str(error), b""
     except ValueError as error:
-        return None, f"not JSON: {error}"
+        return None, f"not JSON: {error}", b""
 
 
 LATEST_EVENTS: Final = 200

@@ -85,5 +85,5 @@ if tag then
   leave_line(tag, ARGV[6], key_id, ring, now)
 end
 redis.call('PUBLISH', KEYS[2], 'dead')
-end_attempt(KEYS[3], 18, ARGV[12])
+end_attempt(KEYS[2], KEYS[3], 18, ARGV[12])
 return watched and 3 or 1

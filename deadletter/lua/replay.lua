@@ -3,10 +3,11 @@
 -- KEYS  dead-letter stream, record, steps, log, ready stream, inbox, timeline
 -- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint (the numbers of idempotency keys after
 --       ctx.forget stay: a payment that was refunded is no new one), new arguments (JSON, '' keeps them), '1' if the id
---       is in no other partition, id
+--       is in no other partition, id, and for a fresh start of encrypted data what the caller has read, the numbers of the last
+--       event and of the last entry, with the head of a hash chain that starts there
 -- returns  0 no such dead letter (it was replayed or purged), or its id was enqueued again after the record had
 --          expired; 1 replayed; -1 the record has expired: first find out whether the id was enqueued again in another
---          partition
+--          partition; -2 the numbers have changed: read them again
 -- Atomic: the task leaves the dead-letter stream in the script that adds it to the ready stream. A message that is not
 -- a task was buried under a made-up id (unreadable-...): its record is deleted. New arguments replace the chunks of large
 -- ones, too. A log without an id left (hence pcall) does not stop the replay in its middle. A fresh start voids the items of the
@@ -21,6 +22,12 @@ if holder[1] and holder[2] ~= ARGV[1] then
 end
 if not holder[1] and ARGV[4] ~= '1' then
   return -1
+end
+if ARGV[6] then
+  local known = redis.call('HMGET', KEYS[2], 'events', 'entries')
+  if (known[1] or '0') ~= ARGV[6] or (known[2] or '0') ~= ARGV[7] then
+    return -2
+  end
 end
 local message, nameless, former = {'again', '1'}, false, nil
 for i = 1, #found[2], 2 do
@@ -85,7 +92,10 @@ if ARGV[2] == '1' then
   else
     redis.call('DEL', KEYS[3])
   end
-  redis.call('HDEL', KEYS[2], 'handed_to', 'progress', 'progress_at')
+  redis.call('HDEL', KEYS[2], 'handed_to', 'progress', 'progress_at', 'head')
+  if ARGV[8] then
+    redis.call('HSET', KEYS[2], 'head', ARGV[8])
+  end
 end
 redis.call('PERSIST', KEYS[2])
 if ARGV[2] ~= '1' then

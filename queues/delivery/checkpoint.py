@@ -15,6 +15,7 @@ from ..keys import DATA_FORMAT, GROUP, RESERVED, Partition
 from ..partitions.route import registered_retention
 from ..records import State, crash_evidence, number_of
 from ..security.encryption import PROGRESS, TaskCipher, event_field
+from ..security.hash_chain import HashChain, checked_chain
 from ..stream_items import field_of_place, stream_names, stream_of_place
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
@@ -22,7 +23,7 @@ from ..transport.scripts import milliseconds, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
-from .step_pages import NO_CHUNKS, PAGE, PAGE_BYTES, StepPages, add_fields
+from .step_pages import MAX_COUNTED, NO_CHUNKS, PAGE, PAGE_BYTES, StepPages, add_fields
 
 _WRITE = queue_script("write_checkpoint")
 _LOAD = queue_script("load_history")
@@ -137,6 +138,8 @@ class History:
         alive_at: Time of the last heartbeat of the run, in milliseconds. read_at: time of this read.
         format: Data format of the checkpoint. Of a newer one than this version knows, the checkpoint is not read.
         newer_since: Time since which the task has been waiting for a worker of a newer version, in milliseconds.
+        head: The stored head of the hash chain of the events.
+        chain: The chain, once the checkpoint is decrypted; None without a key.
         problem: Why the checkpoint cannot be read; what was read is incomplete then.
     """
 
@@ -165,6 +168,8 @@ class History:
     read_at: int = 0
     format: int = DATA_FORMAT
     newer_since: int | None = None
+    head: bytes | None = None
+    chain: HashChain | None = None
     problem: UnreadableCheckpoint | None = None
 
     @property
@@ -226,12 +231,18 @@ class History:
         return {"d": self.done, "i": self.intents, "s": self.saved, "e": self.emitted}
 
     def decrypt(self, cipher: TaskCipher) -> None:
-        """Decrypt the checkpoint in place, and the pages that are read later. Raises `DecryptionError`."""
+        """Decrypt the checkpoint in place, and the pages that are read later. Raises `DecryptionError`.
+
+        A checkpoint that is not what the task's runs have written raises `ChangedCheckpoint`.
+        """
         if self.pages is not None:
             self.pages.cipher = cipher
         for kind, records in self.by_kind().items():
             for step, value in records.items():
                 records[step] = cipher.decrypt(f"{kind}:{step}", value)
+        names = None if self.pages is not None else self.done
+        counters: Any = {"entries": self.entries, "events": self.events, "names": names}
+        self.chain = checked_chain(cipher.task_id, cipher, self.head, **counters)
 
 
 class Written(NamedTuple):
@@ -248,12 +259,14 @@ async def write_entries(
     entries: Sequence[Entry],
     *,
     first: int,
+    head: bytes = b"",
     replicated: bool = False,
 ) -> Written:
     """Write entries in one script.
 
     Args:
         first: Number of the first of these entries. Entries that are stored already are skipped.
+        head: The head of the hash chain with these entries; empty without a key.
         replicated: Return only when replicas have the entries.
 
     Raises:
@@ -264,7 +277,7 @@ async def write_entries(
     """
     partition = delivery.partition
     keys = partition.run_keys(task_id)
-    args: list[Argument] = [*delivery.fence, first]
+    args: list[Argument] = [*delivery.fence, first, head]
     more = False
     for entry in entries:
         args += entry
@@ -305,7 +318,7 @@ _COUNTS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent
 _NUMBERS: Final = (*_COUNTS, "replays")
 _FIELDS: Final = (
     *(*_NUMBERS, "format", "newer_since", "at", "alive"),
-    *("suspect", "crash", "handed_from", "continued", "streams"),
+    *("head", "suspect", "crash", "handed_from", "continued", "streams"),
 )
 
 _RECORD_BYTES: Final = DEFAULT_LARGE_LIMIT
@@ -329,7 +342,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         fields = [None if type(value) is int else value for value in fields]
     if problem is not None:
         broken.append(f"{partition.steps(task_id)}: {problem.decode()}")
-    *stored, suspect, crash, handed_from, continued, streams = fields
+    *stored, head, suspect, crash, handed_from, continued, streams = fields
     numbers = [_number(name, value, broken) for name, value in zip(_FIELDS, stored, strict=False)]
     attempts, crashes, returns, excused, recent, recent_at, events, returned, entries, replays = (
         value or 0 for value in numbers[: len(_NUMBERS)]
@@ -359,6 +372,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         read_at=now,
         format=data_format or DATA_FORMAT,
         newer_since=newer_since,
+        head=head,
     )
     if history.format > DATA_FORMAT:
         return history
@@ -437,6 +451,14 @@ async def edit_checkpoint(
     """
     cipher = gateway.encryptor.of(partition, task_id)
     kind, data = event
+    logged = Entry(Kind.EVENT, kind, b"%d" % (position.events + 1), data)
+    chain = await read_chain(gateway, partition, task_id, position)
+    head = b""
+    if chain is not None:
+        gone = [Entry(Kind.DROP, name[2:], b"") for name in dropped if name.startswith("d:")]
+        kinds = {"d": Kind.DONE, "s": Kind.SAVED}
+        written = [Entry(kinds[name[0]], name[2:], b"") for name in fields if name[0] in kinds]
+        head = chain.add([*gone, logged, *written]).sealed(cipher, position.entries + 1)
     args: list[Argument] = [
         GROUP,
         RESERVED,
@@ -445,8 +467,9 @@ async def edit_checkpoint(
         position.entries,
         *position.mark,
         kind,
-        cipher.encrypt(event_field(position.events + 1, kind), data),
+        logged.encrypted(cipher).log,
         wakes,
+        head,
         len(dropped),
         *dropped,
     ]
@@ -456,6 +479,21 @@ async def edit_checkpoint(
     keys = [record, steps, log, partition.due, partition.nudge, partition.ready]
     answer = await gateway.run_once(_EDIT, keys, args)
     return None if answer == 0 else bool(answer == 2)
+
+
+async def read_chain(gateway: Gateway, partition: Partition, task_id: str, position: Position) -> HashChain | None:
+    """Return the hash chain of a task that no worker has; None without a key.
+
+    position: What was read before. Raises `DecryptionError`.
+    """
+    cipher = gateway.encryptor.of(partition, task_id)
+    record, steps = partition.record(task_id), partition.steps(task_id)
+    head, fields = await gateway.pipeline([("HGET", record, "head"), ("HLEN", steps)], node_of=record)
+    if head is None and not cipher.encrypts:
+        return None
+    names = await recorded_steps(gateway, partition, task_id) if fields <= MAX_COUNTED else None
+    counters: dict[str, Any] = {"entries": position.entries, "events": position.events, "names": names}
+    return checked_chain(task_id, cipher, head, **counters)
 
 
 _MARK: Final = ("state", "events", "entries", "settled", "replays", "dead", "waits", "at", "entry", "token")

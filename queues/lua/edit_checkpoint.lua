@@ -3,7 +3,8 @@
 -- KEYS  record, steps, log, due set, nudge stream, ready stream
 -- ARGV  group, first character of the consumers that are not workers, task id, what the caller has read of the record:
 --       number of its last event, of its last entry, settled, replays, entry; type and data of the event, what a task
---       waits for that the edit wakes, number of fields to delete, their names, then names and values of fields to set
+--       waits for that the edit wakes, head of the hash chain after the event ('' without a key), number of fields to delete,
+--       their names, then names and values of fields to set
 -- returns  2 edited, and the task is due now; 1 edited; 0 refused: a worker has the task, it has ended, or it is not what
 --          the caller has read: a run or another edit has written since
 -- Atomic: no worker reads half an edit. A run takes its numbers and its checkpoint after it has the message: a task in
@@ -28,12 +29,15 @@ end
 redis.call('HEXISTS', KEYS[2], '')
 redis.call('XRANGE', KEYS[3], '0-0', '0-0')
 redis.call('ZSCORE', KEYS[4], '')
-local first = 13 + ARGV[12]
+local first = 14 + ARGV[13]
 redis.call('HSET', KEYS[1], 'events', ARGV[4] + 1, 'entries', ARGV[5] + 1)
+if ARGV[12] ~= '' then
+  redis.call('HSET', KEYS[1], 'head', ARGV[12])
+end
 for i = first, #ARGV, 2 do
   redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
 end
-for i = 13, first - 1 do
+for i = 14, first - 1 do
   redis.call('HDEL', KEYS[2], ARGV[i])
 end
 redis.call('XADD', KEYS[3], '*', 'type', ARGV[9], 'n', ARGV[4] + 1, 'data', ARGV[10], 'e', ARGV[5] + 1)

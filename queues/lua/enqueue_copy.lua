@@ -3,7 +3,8 @@
 -- KEYS  ready stream, closed mark, record, timeline, steps, log, inbox, uploads of steps, of log, of inbox, due set, nudge stream, upload of arguments
 -- ARGV  envelope, arguments, source (what it is a copy of, or a token of this call), id, number of the last event, of the
 --       last entry, data format or '', number of the fields of the checkpoint, of the entries of the log, of the fields of
---       the inbox, time in ms of Redis' clock until which the copy is not due, '' for none
+--       the inbox, time in ms of Redis' clock until which the copy is not due, '' for none,
+--       head of the hash chain ('' without a key)
 -- returns  1 stored, now or by the same call before; 0 the id belongs to another task; -1 the partition is closed; nil an
 --          upload is not complete; the caller names that of large arguments only if there are any
 -- Atomic: no worker sees the message without the past. Idempotent: the record has the source. A copy that is known stays
@@ -32,6 +33,9 @@ local time = redis.call('TIME')
 local now, due = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[11])
 redis.call('HSET', KEYS[3], 'at', now, 'env', ARGV[1], 'args', ARGV[2], 'events', ARGV[5], 'entries', ARGV[6],
   'forked', ARGV[3])
+if ARGV[12] ~= '' then
+  redis.call('HSET', KEYS[3], 'head', ARGV[12])
+end
 if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[3], 'format', ARGV[7])
 end

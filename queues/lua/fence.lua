@@ -20,8 +20,9 @@
 -- now_ms(): the time of Redis in milliseconds.
 -- put_off(due_set, nudges, record, task, due): add the task to the due set, and wake a worker that sleeps until a later
 --   one. The record keeps the time, should the due set be lost (see put_back.lua), and that of the enqueue.
--- end_attempt(steps, first, ttl): change the checkpoint for the next attempt: from this index on, ARGV has pairs of a
---   field and its value; an empty value deletes the field. ttl: of the checkpoint in milliseconds. Called last.
+-- end_attempt(record, steps, first, ttl): change the checkpoint for the next attempt: from this index on, ARGV has pairs of a
+--   field and its value; an empty value deletes the field, and `head` is that of the hash chain, in the record.
+--   ttl: of the checkpoint in milliseconds. Called last.
 local function fence_text()
   return ARGV[3] .. ' ' .. ARGV[4]
 end
@@ -79,9 +80,11 @@ local function put_off(due_set, nudges, record, task, due)
   end
 end
 
-local function end_attempt(steps, first, ttl)
+local function end_attempt(record, steps, first, ttl)
   for i = first, #ARGV, 2 do
-    if ARGV[i + 1] ~= '' then
+    if ARGV[i] == 'head' then
+      redis.call('HSET', record, 'head', ARGV[i + 1])
+    elseif ARGV[i + 1] ~= '' then
       redis.call('HSET', steps, ARGV[i], ARGV[i + 1])
       if ttl then
         redis.call('PEXPIRE', steps, ttl)

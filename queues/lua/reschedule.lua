@@ -32,5 +32,5 @@ redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
 redis.pcall('XADD', KEYS[5], '*', 'type', ARGV[11], 'data', ARGV[12])
 redis.call('PUBLISH', KEYS[2], ARGV[11])
-end_attempt(KEYS[7], 13, nil)
+end_attempt(KEYS[2], KEYS[7], 13, nil)
 return 1

@@ -2,7 +2,8 @@
 -- Write entries into the checkpoint and the event log of a running task.
 -- KEYS  ready stream, record, steps, log, inbox, control, index of tasks with open waits, then two for each stream that the
 --       entries name: the stream and the digests of its keyed items. The index is there if an entry is of a wait or a stream
--- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
+-- ARGV  fence (4), number of the first entry, head of the hash chain with these entries ('' without a key), then
+--       quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
 --       intent: the step is about to act, or is not any more (empty value); saved: its own progress; drop: delete its result, intent and progress;
 --       base: an event as below, from which the log may start: entries before the former one are deleted;
@@ -103,12 +104,12 @@ if #KEYS > 7 then
     end
   end
 end
-local alone = ARGV[6] == 'progress'
-for i = 10, alone and #ARGV or 0, 4 do
+local alone = ARGV[7] == 'progress'
+for i = 11, alone and #ARGV or 0, 4 do
   alone = alone and ARGV[i] == 'progress'
 end
 local taken = false
-for i = 6, #ARGV, 4 do
+for i = 7, #ARGV, 4 do
   local kind, step, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if number <= last then
     kind = 'stored'
@@ -209,7 +210,14 @@ for i = 6, #ARGV, 4 do
   number = number + 1
 end
 if number - 1 > last then
-  redis.call('HSET', KEYS[2], 'entries', number - 1, unpack(events and {'events', events} or {}))
+  local counts = {'entries', number - 1}
+  if events then
+    counts[3], counts[4] = 'events', events
+  end
+  if ARGV[6] ~= '' then
+    counts[#counts + 1], counts[#counts + 2] = 'head', ARGV[6]
+  end
+  redis.call('HSET', KEYS[2], unpack(counts))
 end
 if writer and last == 0 then
   redis.call('HSET', KEYS[2], 'first', writer)

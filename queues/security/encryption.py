@@ -56,6 +56,7 @@ VERSION: Final = b"\x01"
 RESULT: Final = "result"
 RESULT_CHUNKS: Final = "result:chunks"
 ERROR: Final = "error"
+HEAD: Final = "head"
 MESSAGE: Final = "message"
 PROGRESS: Final = "progress"
 
@@ -148,6 +149,16 @@ class TaskCipher:
         self._task_id = task_id
         self._context = b""
         self._ciphers: dict[bytes, Cipher] | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task."""
+        return self._task_id
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether there is a key."""
+        return self._ring is not None
 
     @property
     def accepts_plain(self) -> bool:

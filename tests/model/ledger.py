@@ -480,7 +480,12 @@ class Ledger:
     # -- during the run
 
     def record(
-        self, delivery: Delivery, task: str, first: int, entries: Sequence[tuple[str, str, bytes, bytes]]
+        self,
+        delivery: Delivery,
+        task: str,
+        first: int,
+        entries: Sequence[tuple[str, str, bytes, bytes]],
+        head: bytes = b"",
     ) -> int:
         """Write entries with numbers from `first` on; those that are stored are skipped, and a gap is refused."""
         if not self.owned(delivery):
@@ -514,7 +519,7 @@ class Ledger:
                 self._write_special(task, kind, step, value, data, number)
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
-            self.held.put(record, {"entries": number})
+            self.held.put(record, {"entries": number, **({"head": head} if head else {})})
         self._tell_items(task)
         if any(kind == "taken" for _, kind, *_ in new):
             self.held.put(inbox, {"used": self._used(inbox)})
@@ -847,7 +852,9 @@ class Ledger:
     def _end_attempt(self, task: str, changes: Mapping[str, bytes], ttl: int | None = None) -> None:
         """Change the checkpoint for the next attempt; an empty value deletes the field."""
         steps = self.at.steps(task)
-        if kept := {name: value for name, value in changes.items() if value}:
+        if head := changes.get("head"):
+            self.held.put(self.at.record(task), {"head": head})
+        if kept := {name: value for name, value in changes.items() if value and name != "head"}:
             self.held.put(steps, kept)
             if ttl is not None:
                 self.held.expire(ttl, steps)
@@ -1400,7 +1407,9 @@ class Ledger:
             self.held.streams[log] = entries
         entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
         numbers = {"events": past.events, "entries": past.entries}
-        self.held.put(record, {"state": "queued", "entry": entry, **numbers, "forked": source})
+        self.held.put(
+            record, {"state": "queued", "entry": entry, **numbers, "forked": source, "head": b"head of a copy"}
+        )
         self.held.put(record, {"at": Moment(), "env": envelope, "args": args})
         if past.format is not None:
             self.held.put(record, {"format": past.format})
@@ -1502,7 +1511,7 @@ class Ledger:
         free = state == b"queued" and entry is not None and (holder is None or is_reserved(holder.owner))
         if not (free or state in (b"scheduled", b"dead")) or known != [events, entries] or not self.held.exists(steps):
             return 0
-        self.held.put(record, {"events": events + 1, "entries": entries + 1})
+        self.held.put(record, {"events": events + 1, "entries": entries + 1, "head": b"head of an edit"})
         self.held.put(steps, dict(fields))
         self.held.drop(steps, gone)
         self.note_event(task, "archived", b"{}", number=b"%d" % (events + 1), entry=entries + 1)
@@ -1543,7 +1552,7 @@ class Ledger:
             self.held.drop(steps, *(name for name in tuple(self.held.hashes.get(steps, ())) if name != "s:#forgotten"))
             if kept is None:
                 self.held.delete(steps)
-            self.held.drop(record, "handed_to", "progress", "progress_at")
+            self.held.drop(record, "handed_to", "progress", "progress_at", "head")
         streams = self.streams(task)
         self.held.persist(record, steps, log, inbox, *streams)
         for key in streams if fresh else ():

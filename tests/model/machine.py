@@ -163,7 +163,12 @@ which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([HOUR, 2 * HOUR])
 changes = st.sampled_from(
-    [NO_CHANGES, NO_CHANGES, {"d:s": b"", "i:s": b"", "s:u:1": b""}, {"s:#forgotten": b"1", "d:s": b""}]
+    [
+        NO_CHANGES,
+        NO_CHANGES,
+        {"d:s": b"", "i:s": b"", "s:u:1": b""},
+        {"s:#forgotten": b"1", "d:s": b"", "head": b"head of an attempt"},
+    ]
 )
 """Fields of the checkpoint for the next attempt."""
 KEEPS = 'nonce [["openai","-",1]]'
@@ -532,7 +537,7 @@ class Queues(RuleBasedStateMachine):
         keys = [at.ready, at.closed, at.record(task), at.timeline, at.steps(task), at.log(task), at.inbox(task)]
         keys += [*parts, at.due, at.nudge, *([upload] if upload else [])]
         given: list[Argument] = [envelope, args, source, task, past.events, past.entries, past.format or ""]
-        given += [len(past.fields), len(past.log), len(past.inbox), ""]
+        given += [len(past.fields), len(past.log), len(past.inbox), "", b"head of a copy"]
         for _ in range(2):
             expected = self.ledger.store_copy(task, envelope, args, source, past, parts, upload)
             self.store("enqueue_copy", keys, given, expected)
@@ -614,7 +619,18 @@ class Queues(RuleBasedStateMachine):
         mark = [held.get(at.record(task), name) or b"" for name in ("settled", "replays", "entry")]
         mark[1] = b"9" if replayed else mark[1]
         keys = [at.record(task), at.steps(task), at.log(task), at.due, at.nudge, at.ready]
-        given: list[Argument] = [GROUP, RESERVED, task, events, entries, *mark, "archived", b"{}", wakes]
+        given: list[Argument] = [
+            GROUP,
+            RESERVED,
+            task,
+            events,
+            entries,
+            *mark,
+            "archived",
+            b"{}",
+            wakes,
+            b"head of an edit",
+        ]
         given += [1, "s:#blob", "s:#state", b"{}"]
         for _ in range(2):
             expected = 0 if replayed else self.ledger.edit(task, events, entries, wakes, {"s:#state": b"{}"}, "s:#blob")
@@ -784,9 +800,10 @@ class Queues(RuleBasedStateMachine):
         """Write entries with numbers from `first` on. Return the answer: it is negative if earlier ones are missing."""
         answer = 0
         for _ in range(2):
-            expected = self.ledger.record(delivery, task, first, written)
+            head = b"head %d" % (first + len(written))
+            expected = self.ledger.record(delivery, task, first, written, head)
             given = [Entry(Kind(kind), step, value, data) for kind, step, value, data in written]
-            act = write_entries(self.ground.gateway, delivery, task, given, first=first)
+            act = write_entries(self.ground.gateway, delivery, task, given, first=first, head=head)
             try:
                 answer = 1 + self.ground.run(act).cancel
                 self.written.add(delivery.fence)

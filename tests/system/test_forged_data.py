@@ -77,6 +77,20 @@ async def test_a_forged_event_stops_the_agent_with_the_reason(app: App, kind: st
         await handle.send("go on")
         await work_off(app)
         dead = await letter(app, handle)
+        assert dead.reason is Reason.UNDECRYPTABLE
+        assert "was changed in Redis by another program: its last event is 5, and the counter 6" in dead.message
+
+
+@pytest.mark.parametrize(("kind", "data"), [("decided", DECIDED), ("message_added", SAID), ("state_changed", b"")])
+async def test_a_forged_event_in_the_place_of_one_stops_the_agent(app: App, kind: str, data: object) -> None:
+    async with app:
+        handle = await parked(app)
+        last = (await read_events(app.producer.gateway, handle.partition, handle.id))[-1]
+        await redis_command(app, "XDEL", handle.partition.log(handle.id), last.id)
+        await forge(app, handle, kind, data, number=last.number or 0)
+        await handle.send("go on")
+        await work_off(app)
+        dead = await letter(app, handle)
         assert dead.reason is Reason.NOT_RETRYABLE
         assert "it is not encrypted, and PERDURE_ENCRYPTION_REQUIRED is set" in dead.message
 
@@ -100,7 +114,7 @@ async def test_an_encrypted_event_counts_at_its_place_and_as_its_type_only(app: 
         await handle.send("go on")
         await work_off(app)
         dead = await letter(app, handle)
-        assert dead.reason is Reason.NOT_RETRYABLE
+        assert dead.reason is (Reason.UNDECRYPTABLE if change == "number" else Reason.NOT_RETRYABLE)
         expected = "comes after event" if change in ("again", "type") else "was changed in Redis"
         assert expected in dead.message
 
@@ -136,3 +150,64 @@ async def test_a_forged_outcome_is_shown_as_what_it_is(app: App) -> None:
         assert "PAID" not in (shown.shown_result() or b"").decode()
         assert "not encrypted" in (shown.shown_result() or b"").decode()
         assert shown.error == {"error": "E", "message": "(not encrypted) m", "traceback": ""}
+
+
+async def cut_off_last(app: App, handle: TaskHandle[str]) -> None:
+    """Delete the last event, as if it had never been logged."""
+    last = (await read_events(app.producer.gateway, handle.partition, handle.id))[-1]
+    await redis_command(app, "XDEL", handle.partition.log(handle.id), last.id)
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "events", (last.number or 0) - 1)
+
+
+async def delete_last(app: App, handle: TaskHandle[str]) -> None:
+    last = (await read_events(app.producer.gateway, handle.partition, handle.id))[-1]
+    await redis_command(app, "XDEL", handle.partition.log(handle.id), last.id)
+
+
+async def start_again(app: App, handle: TaskHandle[str]) -> None:
+    """Pretend that a person has replayed the task without its checkpoint."""
+    await redis_command(
+        app, "XADD", handle.partition.log(handle.id), "*", "type", "replayed", "data", b'{"fresh":true}'
+    )
+    await redis_command(app, "DEL", handle.partition.steps(handle.id))
+
+
+async def delete_record(app: App, handle: TaskHandle[str]) -> None:
+    steps = handle.partition.steps(handle.id)
+    (name, *_) = [name for name in await redis_command(app, "HKEYS", steps) if name.startswith(b"d:")]
+    await redis_command(app, "HDEL", steps, name)
+
+
+async def delete_head(app: App, handle: TaskHandle[str]) -> None:
+    await redis_command(app, "HDEL", handle.partition.record(handle.id), "head")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (cut_off_last, "its last event is 5, and the counter 4"),
+        (delete_last, "event 5 is missing from its log"),
+        (start_again, "the records of its steps are 0, and 2 were written"),
+        (delete_record, "the records of its steps are 1, and 2 were written"),
+        (delete_head, "the head of their hash chain is missing"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_an_agent_does_not_continue_without_what_it_has_written(app: App, change: Any, problem: str) -> None:
+    async with app:
+        handle = await parked(app)
+        await change(app, handle)
+        await handle.send("go on")
+        await work_off(app)
+        dead = await letter(app, handle)
+        assert problem in dead.message
+
+
+@pytest.mark.parametrize("change", [cut_off_last, delete_last], ids=lambda change: str(change.__name__))
+async def test_export_refuses_a_log_without_its_last_event(app: App, tmp_path: Path, change: Any) -> None:
+    async with app:
+        handle = await parked(app)
+        await change(app, handle)
+        missing = pytest.raises(DecryptionError, match="event 5 is missing from its log")
+        with missing, (tmp_path / "task").open("wb") as file:
+            await export_task(app.producer, handle, NO_STORE, file)

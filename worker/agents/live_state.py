@@ -18,13 +18,14 @@ from ...queues.envelope import check_size
 from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
 from ...queues.event_log import TaskEvent, read_last_events
 from ...queues.json_form import as_json
+from ...queues.security.hash_chain import SNAPSHOT, check_events
 from ...queues.transport.backoff import retry_while_unavailable
 from ..durable.journal.event import Event
 from ..durable.journal.event_redaction import redacted
 from ..durable.journal.handoff.document import Handoff, OpenPromise
 from ..durable.journal.parsing import Unreadable, parse_event
 from ..durable.journal.run_events import Started
-from ..durable.journal.step_record import SNAPSHOT, StepRecord
+from ..durable.journal.step_record import StepRecord
 from ..durable.promises import PromiseOwner
 from ..durable.run import Run, RunObserver
 from ..errors import BadSnapshot, StateError, StateTooLarge, first_problem
@@ -527,12 +528,16 @@ async def restore(run: Run, agent: str) -> Restored:
     """Return the state that earlier runs left. The cost is bounded by the events since the last snapshot.
 
     If an event after the snapshot is missing, it is the state before that event: Redis has lost data, or an entry of
-    the log was deleted.
+    the log was deleted. Where there is a key, the hash chain tells whether one is missing or was changed.
 
-    Raises `BadSnapshot` if the snapshot or an event after it cannot be read; nothing is changed then.
+    Raises `BadSnapshot` if the snapshot or an event after it cannot be read, and `ChangedCheckpoint` if they are not
+    what the agent has written; nothing is changed then.
     """
     snapshot = _snapshot(run.history, run.id, agent)
     state, number, started = (empty_state(), 0, False) if snapshot is None else (snapshot.state, snapshot.number, True)
+    chain = run.history.chain
+    if snapshot is None and chain is not None:
+        number = chain.head.start.number
     last, missing, found = -1, 0, list[TaskEvent]()
     while last != (latest := max(run.events, run.history.events)):  # an event may be logged during the read
         await run.flush()
@@ -546,6 +551,9 @@ async def restore(run: Run, agent: str) -> Restored:
         except BadPatch as error:
             raise BadSnapshot(run.id, str(error)) from None
         started = started or typed.type == "started"
+    if chain is not None:
+        events = [(event.number, event.type, event.content) for event in found]
+        check_events(run.id, chain.head, None if snapshot is None else number, events)
     return Restored(state, last, len(found), started, (missing, last) if missing <= last else None)
 
 

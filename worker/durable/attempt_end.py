@@ -107,6 +107,9 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
         field = f"s:{FORGOTTEN}"
         cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
         changes += (field, cipher.encrypt(field, orjson.dumps(counts)))
+    chain = history.chain
+    if ended and chain is not None:
+        changes += ("head", chain.without(ended).sealed(chain.cipher, run.last_entry))
     return changes
 
 

@@ -23,6 +23,7 @@ from ...queues.delivery.checkpoint import Entry, Kind, Written, write_entries
 from ...queues.delivery.leases import Delivery
 from ...queues.errors import EntriesLost, LeaseLost
 from ...queues.runtime import RUNTIME
+from ...queues.security.hash_chain import ChainHead, HashChain
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ..log import log_wait, logger
@@ -45,8 +46,9 @@ _PENDING_BYTES: Final = 4 * 1024 * 1024
 _ENTRY_BYTES: Final = 2 * 1024
 """Bytes that an entry counts for in addition to its data, which bounds the number of small ones."""
 
-_Put: TypeAlias = tuple[Entry, ...]
-"""Entries of one `put`, which are stored in one act."""
+_Entries: TypeAlias = tuple[Entry, ...]
+_Put: TypeAlias = tuple[_Entries, ChainHead | None]
+"""Entries of one `put`, which are stored in one act, and the head of the hash chain after them."""
 
 
 class CheckpointWriter:
@@ -59,6 +61,7 @@ class CheckpointWriter:
         task_id: str,
         *,
         last: int,
+        chain: HashChain | None = None,
         excuse: Entry | None = None,
         on_lost: Callable[[], None],
         on_gap: Callable[[EntriesLost], None],
@@ -69,6 +72,7 @@ class CheckpointWriter:
 
         Args:
             last: Number of the last entry that earlier runs wrote.
+            chain: Hash chain of the events; None without a key.
             excuse: Stored in one act with the first progress: it excuses the crashes of earlier runs.
             on_lost: Called when a write is refused because the lease was lost.
             on_gap: Called when Redis has lost entries that are not kept any more.
@@ -84,7 +88,8 @@ class CheckpointWriter:
         encryptor = gateway.encryptor
         self._cipher = encryptor.of(delivery.partition, task_id) if encryptor.active else None
         self._on_wait = log_wait(f"task {task_id}", on_wait)
-        self._first: _Put = ()
+        self._chain = chain
+        self._first: _Entries = ()
         self._excuse = excuse
         self._reported: dict[tuple[Kind, str], tuple[Entry, float]] = {}
         """The latest reports that wait for a write, and their times: progress, and values with their counts."""
@@ -153,11 +158,17 @@ class CheckpointWriter:
         now = RUNTIME.monotonic()
         latest = tuple([_aged(entry, now - at) for entry, at in self._reported.values()])
         self._reported, self._progress_due = {}, now + PROGRESS_INTERVAL
-        self._add(latest if self._cipher is None else tuple([entry.encrypted(self._cipher) for entry in latest]))
+        self._add(latest)
 
-    def _add(self, entries: _Put) -> None:
-        self._pending.append(entries)
-        self._pending_bytes += _size(entries)
+    def _sealed(self, entries: _Entries) -> _Put:
+        """Return entries as they are stored, with the head of the hash chain after them."""
+        head = None if self._chain is None else self._chain.add(entries)
+        return entries if self._cipher is None else tuple([entry.encrypted(self._cipher) for entry in entries]), head
+
+    def _add(self, entries: _Entries) -> None:
+        put = self._sealed(entries)
+        self._pending.append(put)
+        self._pending_bytes += _size(put)
         self._added += len(entries)
 
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False, progress: bool = False) -> None:
@@ -179,8 +190,6 @@ class CheckpointWriter:
             entries, self._first = entries + self._first, ()  # last: `entries` may be stored already, see put_or_drop
         if progress and self._excuse is not None:
             entries, self._excuse = (*entries, self._excuse), None
-        if self._cipher is not None:
-            entries = tuple([entry.encrypted(self._cipher) for entry in entries])
         if entries:
             self._add(entries)
         if replicated:
@@ -196,7 +205,7 @@ class CheckpointWriter:
         They excuse no crash, and their number must be small: nothing holds the caller back.
         """
         entries, self._first = entries + self._first, ()
-        self._add(entries if self._cipher is None else tuple([entry.encrypted(self._cipher) for entry in entries]))
+        self._add(entries)
         if self._background is None or self._background.done():
             self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
 
@@ -217,19 +226,23 @@ class CheckpointWriter:
         Raises:
             QueueError: The entries are not stored, or it is not known.
         """
-        if self._cipher is not None:
-            entries = tuple([entry.encrypted(self._cipher) for entry in entries])
-        while True:
-            await self.flush()
-            async with self._writing:
-                try:
-                    written = await self._write(entries)
-                except EntriesLost as lost:
-                    self._rewind(lost)
-                else:
-                    self._keep([entries], _size(entries))
-                    self.mail = written.mail
-                    return written.cancel
+        before = None if self._chain is None else self._chain.copy()
+        put = self._sealed(entries)
+        try:
+            while True:
+                await self.flush()
+                async with self._writing:
+                    try:
+                        written = await self._write([put])
+                    except EntriesLost as lost:
+                        self._rewind(lost)
+                    else:
+                        self._keep([put], _size(put))
+                        self.mail = written.mail
+                        return written.cancel
+        except BaseException:
+            self._chain = before
+            raise
 
     async def send_again(self, lost: EntriesLost) -> None:
         """Store the entries that Redis has lost. Raises `LeaseLost`, `EntriesLost` if they are not kept any more."""
@@ -262,11 +275,10 @@ class CheckpointWriter:
 
     async def _write_pending(self) -> None:
         puts, size = self._take()
-        batch = puts[0] if len(puts) == 1 else tuple(chain.from_iterable(puts))
         replicated = self._written < self._replicated
         try:
             written = await retry_while_unavailable(
-                partial(self._write, batch, replicated=replicated), on_wait=self._on_wait
+                partial(self._write, puts, replicated=replicated), on_wait=self._on_wait
             )
         except BaseException as error:
             self._put_back(puts, size)  # maybe stored: writing them again changes nothing
@@ -281,7 +293,7 @@ class CheckpointWriter:
                 raise
             return
         self._keep(puts, size)
-        self._written += len(batch)
+        self._written += sum([len(entries) for entries, _ in puts])
         self.mail = written.mail
         if written.cancel:
             self._on_cancel()
@@ -305,17 +317,19 @@ class CheckpointWriter:
         self._pending.extendleft(reversed(puts))
         self._pending_bytes += size
 
-    def _write(self, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Written]:
+    def _write(self, puts: Sequence[_Put], *, replicated: bool = False) -> Awaitable[Written]:
         """Write the next entries."""
-        return write_entries(
-            self._gateway, self._delivery, self._task_id, batch, first=self._last + 1, replicated=replicated
-        )
+        entries, head = puts[-1]
+        batch = entries if len(puts) == 1 else tuple(chain.from_iterable([entries for entries, _ in puts]))
+        sealed = b"" if head is None or self._cipher is None else head.sealed(self._cipher, self._last + len(batch))
+        place = (self._gateway, self._delivery, self._task_id)
+        return write_entries(*place, batch, first=self._last + 1, head=sealed, replicated=replicated)
 
     def _keep(self, puts: Sequence[_Put], size: int) -> None:
         """Number entries as stored, and keep them for a while."""
         self._kept += puts
         self._kept_bytes += size
-        for entries in puts:
+        for entries, _ in puts:
             self._last += len(entries)
             for entry in entries:
                 self.logged += len(entry.log)
@@ -332,7 +346,7 @@ class CheckpointWriter:
             if first == 0:
                 raise lost
             first -= 1
-            last -= len(kept[first])
+            last -= len(kept[first][0])
         bound = logger.bind(id=self._task_id)
         bound.warning("Redis had lost entries {} to {} of the checkpoint: sent again", lost.last + 1, self._last)
         self._kept_before, self._kept, self._kept_bytes = kept[:first], [], 0
@@ -346,7 +360,8 @@ def _aged(entry: Entry, seconds: float) -> Entry:
     return entry._replace(log=b"%d" % (seconds * 1000)) if entry.kind is Kind.VALUE else entry
 
 
-def _size(entries: _Put) -> int:
+def _size(put: _Put) -> int:
+    entries, _ = put
     size = len(entries) * _ENTRY_BYTES
     for entry in entries:
         size += len(entry.value) + len(entry.log)

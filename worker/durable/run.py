@@ -17,6 +17,7 @@ from ...queues.envelope import BudgetUse, Envelope, check_size
 from ...queues.errors import LeaseLost
 from ...queues.records import shown_arguments
 from ...queues.runtime import RUNTIME
+from ...queues.security.hash_chain import ChainHead, HashChain
 from ...queues.security.redaction import Redaction
 from ...queues.transport.gateway import Gateway
 from ..errors import RunStopped, TaskIdle, TaskTimeout
@@ -308,6 +309,7 @@ class Run(HandlerTask):
                 self.delivery,
                 self.envelope.id,
                 last=self.history.entries,
+                chain=self.hash_chain(),
                 excuse=self.history.excuse(),
                 on_lost=lambda: self.cancel(StopReason.LOST),
                 on_gap=lambda lost: self.cancel(StopReason.DATA_LOST, lost),
@@ -319,6 +321,14 @@ class Run(HandlerTask):
             for mark in self._marks:
                 self._recorder.put_first(mark)
         return self._recorder
+
+    def hash_chain(self) -> HashChain | None:
+        """Return the hash chain of the task's events; None without a key, or if the history cannot be decrypted."""
+        history = self.history
+        if history.chain is None and not history.entries and self.gateway.encryptor.active:
+            cipher = self.gateway.encryptor.of(self.delivery.partition, self.id)
+            history.chain = HashChain(cipher, ChainHead(), ())
+        return history.chain
 
     @property
     def has_written(self) -> bool:

@@ -73,7 +73,9 @@ class RunWrite(NamedTuple):
     def entries(self) -> Iterator[tuple[str, str]]:
         """Yield kind and step of each entry of a write into the checkpoint; nothing for other scripts."""
         if self.script == "write_checkpoint":
-            given = self.command[3 + int(self.command[2]) + 5 :]  # after the keys, the fence and the first number
+            given = self.command[
+                3 + int(self.command[2]) + 6 :
+            ]  # after the keys, the fence, the first number and the head
             for at in range(0, len(given), 4):
                 yield _text(given[at]), _text(given[at + 1])
 

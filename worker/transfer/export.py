@@ -33,6 +33,7 @@ from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.records import State, number_of
 from ...queues.security.encryption import ERROR, MESSAGE, event_field, is_encrypted
+from ...queues.security.hash_chain import LogCheck, open_head
 from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.large_results import scan_fields, scan_results
@@ -214,6 +215,8 @@ async def _write_inbox(gateway: Gateway, partition: Partition, task_id: str, out
 
 async def _write_log(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> int:
     cipher, after, count = gateway.encryptor.of(partition, task_id), "0-0", 0
+    stored = await gateway.command("HGET", partition.record(task_id), "head")
+    check = None if stored is None else LogCheck(task_id, open_head(cipher, stored)[1])
     while True:
         page = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", _PAGE)
         for entry, values in page:
@@ -228,6 +231,8 @@ async def _write_log(gateway: Gateway, partition: Partition, task_id: str, out: 
                 at = number_of(partition.log(task_id), "n", number)
                 if data is not None or not cipher.accepts_plain:
                     data = cipher.decrypt(event_field(at, named.get("type", "")), data or b"")
+                if check is not None:
+                    check.add(at, named.get("type", ""), data or b"")
             elif data is not None and is_encrypted(data):
                 data = cipher.decrypt(ERROR, data)
             elif data is not None:
@@ -235,6 +240,8 @@ async def _write_log(gateway: Gateway, partition: Partition, task_id: str, out: 
             out.write("event", data, id=entry.decode(), fields=named, **plain)
         count += len(page)
         if len(page) < _PAGE:
+            if check is not None:
+                check.finish()
             return count
         after = page[-1][0].decode()
 

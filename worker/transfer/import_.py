@@ -23,9 +23,11 @@ from ...queues.handle import TaskHandle
 from ...queues.keys import DATA_FORMAT, check_name
 from ...queues.producer import Producer
 from ...queues.records import State
+from ...queues.security.hash_chain import SNAPSHOT
 from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.value_store import Sha256
 from ...queues.wording import shortened
+from ..agents.journal.snapshot import snapshot_number
 from ..artifacts.links import ArtifactLink
 from ..artifacts.store import ArtifactStore
 from ..errors import TransferError, first_problem
@@ -148,6 +150,7 @@ class _Content:
     Attributes:
         names: Kind and name of the fields of checkpoint and inbox.
         events, artifacts, memories: Numbers of them.
+        snapshot: Number of the last event in the snapshot; None without one.
         last: Id of the last event.
         outcome, sealed: Those of a task that has ended.
     """
@@ -156,6 +159,7 @@ class _Content:
     arguments: bytes = b""
     names: set[tuple[str, str]] = field(default_factory=set)
     events: int = 0
+    snapshot: int | None = None
     last: str = "0-0"
     artifacts: int = 0
     memories: int = 0
@@ -213,6 +217,7 @@ async def import_task(
         _Part(file, "checkpoint", _named),
         _Part(file, "inbox", _named),
         _Part(file, "event", _event, replayed),
+        content.snapshot,
     )
     place = (producer.gateway, producer.namespace, queue, task_id)
     stored: dict[str, Any] = {"envelope": envelope, "arguments": content.arguments, "past": past}
@@ -361,6 +366,8 @@ def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any]) -> No
             name, data = _named(line)
             if kind == "checkpoint":
                 _check_field(content.header.id, name, data)
+                if name == f"s:{SNAPSHOT}":
+                    content.snapshot = snapshot_number(content.header.id, data)
             elif not any(names.fullmatch(name) and values.fullmatch(data) for names, values in _INBOX):
                 raise ValueError(f"field {name[:80]!r} of the inbox is unknown, or its value is not valid")
             if (kind, name) in content.names:

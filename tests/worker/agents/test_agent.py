@@ -228,7 +228,7 @@ async def test_large_values_are_stored_once_outside_the_snapshots(app: App, monk
         gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any], **options: Any
     ) -> Any:
         if script.name == "write_checkpoint":
-            written.extend(str(key) for kind, key in zip(args[5::4], args[6::4], strict=True) if kind == "saved")
+            written.extend(str(key) for kind, key in zip(args[6::4], args[7::4], strict=True) if kind == "saved")
         return await run(gateway, script, keys, args, **options)
 
     monkeypatch.setattr(Gateway, "run", watched)

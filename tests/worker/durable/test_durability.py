@@ -50,8 +50,8 @@ class Writes:
         async def noted(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
             reply = await run(gateway, script, keys, args)
             if script.name == "write_checkpoint":
-                self.names.append([str(name) for name in args[6::4]])
-                self.sizes.append(sum(len(value) for value in args[5:]))
+                self.names.append([str(name) for name in args[7::4]])
+                self.sizes.append(sum(len(value) for value in args[6:]))
                 if self.on_write is not None:
                     await self.on_write(len(self.names))
             return reply
@@ -405,9 +405,9 @@ async def test_a_replicated_step_is_confirmed_with_the_write_that_has_it(
     confirmed: list[tuple[str, bool]] = []
     write = CheckpointWriter._write
 
-    def noted(writer: CheckpointWriter, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Any]:
-        confirmed.append((batch[-1].step, replicated))
-        return write(writer, batch)  # the server of the test has no replica
+    def noted(writer: CheckpointWriter, puts: Sequence[Any], *, replicated: bool = False) -> Awaitable[Any]:
+        confirmed.append((puts[-1][0][-1].step, replicated))
+        return write(writer, puts)  # the server of the test has no replica
 
     monkeypatch.setattr(CheckpointWriter, "_write", noted)
 

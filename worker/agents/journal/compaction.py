@@ -13,8 +13,8 @@ from ....queues.envelope import check_size
 from ....queues.inspection.views import checkpoint_fields
 from ....queues.keys import Partition
 from ....queues.records import State
+from ....queues.security.hash_chain import SNAPSHOT
 from ....queues.transport.gateway import Gateway
-from ...durable.journal.step_record import SNAPSHOT
 from ...errors import BadHistory, StateError
 from .agent_events import Archived
 from .archive import archived_field, remove_oldest

@@ -13,6 +13,7 @@ from ....queues.doubts import open_doubts, undecided
 from ....queues.event_log import LogTail, TaskEvent
 from ....queues.explanation.sentences import remedy_for
 from ....queues.json_form import as_json
+from ....queues.security.hash_chain import SNAPSHOT
 from ...durable.journal.chat import FROM_INBOX
 from ...durable.journal.event import Event
 from ...durable.journal.failure_record import is_failure
@@ -37,7 +38,7 @@ from ...durable.journal.handoff.document import (
 )
 from ...durable.journal.parsing import Unreadable, parse_event
 from ...durable.journal.run_events import StepFailed
-from ...durable.journal.step_record import PLANNED, SNAPSHOT, result_text
+from ...durable.journal.step_record import PLANNED, result_text
 from ...durable.journal.tool_notes import TOOLS, noted_call, tool_counts
 from ...durable.promises import as_commitments, stored_promises
 from ...errors import BadSnapshot

@@ -23,6 +23,7 @@ from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
 from ....queues.keys import Partition
 from ....queues.producer import Producer
+from ....queues.security.hash_chain import SNAPSHOT
 from ....queues.security.secret_arguments import ANY
 from ....queues.transport.large_results import recorded_results
 from ....queues.waits import RECORDS, wait_id
@@ -31,7 +32,7 @@ from ...durable.journal.function_plan import FunctionPlan
 from ...durable.journal.handoff.document import RECEIVED, OpenPromise
 from ...durable.journal.parsing import Unreadable, parse_event
 from ...durable.journal.run_events import Forked, Planned
-from ...durable.journal.step_record import PLANNED, SNAPSHOT, UNSAVED, VERSION, StepRecord
+from ...durable.journal.step_record import PLANNED, UNSAVED, VERSION, StepRecord
 from ...durable.promises import PROMISES, as_commitments, encode_promises, stored_promises
 from ...errors import BadHistory, first_problem
 from .agent_events import saved_link

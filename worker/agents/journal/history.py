@@ -15,12 +15,12 @@ from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
 from ....queues.keys import Partition
 from ....queues.records import State as Condition
+from ....queues.security.hash_chain import SNAPSHOT
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import listed
 from ...durable.journal.event import LOG_BASE, Event
 from ...durable.journal.parsing import Unreadable, parse_event
 from ...durable.journal.run_events import Started
-from ...durable.journal.step_record import SNAPSHOT
 from ...errors import BadHistory, StateError
 from .agent_events import Rewound
 from .json_patch import BadPatch, Patch, diff

@@ -57,6 +57,14 @@ def encode_snapshot(state: dict[str, Any], number: int, agent: str, blobs: dict[
     return orjson.dumps({"v": SNAPSHOT_VERSION, "n": number, "agent": agent, "state": split(state, blobs)})
 
 
+def snapshot_number(task_id: str, data: bytes) -> int:
+    """Return the number of the last event in a snapshot. Raises `BadSnapshot`."""
+    try:
+        return int(orjson.loads(data)["n"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadSnapshot(task_id, f"it has no number: {error}") from None
+
+
 def decode_snapshot(
     task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_BLOBS, *, owner: str | None = None
 ) -> StoredState:

@@ -22,9 +22,6 @@ VERSION: Final = "#version"
 TRACE: Final = "#trace"
 """Checkpoint key of the W3C trace context of the last run that left one."""
 
-SNAPSHOT: Final = "#state"
-"""Checkpoint key of the snapshot of an agent's state."""
-
 PLANNED: Final = "#planned"
 """Checkpoint key of the plan of a function."""
 

@@ -21,6 +21,7 @@ from ....queues.event_log import TaskEvent, read_log_tail
 from ....queues.inbox import CORRECTION, InboxMessage
 from ....queues.json_form import as_json
 from ....queues.keys import Namespace
+from ....queues.security.hash_chain import SNAPSHOT
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ....queues.transport.large_values import LargeValue
@@ -34,7 +35,7 @@ from ...durable.journal.failure_record import FailureRecord, is_failure, is_unha
 from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, CompletedStep, Handoff, UnreadMessage, Why
 from ...durable.journal.resumption import Resumption
 from ...durable.journal.run_events import Resumed
-from ...durable.journal.step_record import PLANNED, SNAPSHOT, VERSION, StepRecord, result_text
+from ...durable.journal.step_record import PLANNED, VERSION, StepRecord, result_text
 from ...durable.journal.tool_notes import TOOLS, open_calls
 from ...durable.messaging import unread_messages
 from ...durable.promises import PROMISES
