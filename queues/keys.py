@@ -67,6 +67,7 @@ on one server.
     {ns:~sessions:n}:junk         stream  workers             like that of a queue
     {ns:~sessions:n}:junk:NAME    any     all                 like that of a queue
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
+    {ns:~sessions:n}:session:forgotten  hash  workers, operators  time of the last removal; TTL of an hour
     {ns:~tokens:n}:token:DIGEST   string  workers             while the wait with this token is open; its time-out
                                                               and 30 days, or 400 days
     {ns:~unique:n}:unique:DIGEST  string  producers, workers  while a task of this unique key is live: until its end,
@@ -445,6 +446,11 @@ class SessionPartition:
         return f"{self._tag}:forgotten"
 
     @property
+    def last_forgotten(self) -> str:
+        """The key is one of those that producers may read: no session has this digest."""
+        return f"{self._tag}:session:forgotten"
+
+    @property
     def lane(self) -> Lane:
         """The lane of the queue that the partition belongs to."""
         return lane_of(self.index)
@@ -452,7 +458,7 @@ class SessionPartition:
     @property
     def shared_keys(self) -> tuple[str, ...]:
         """The keys of the partition that belong to no session."""
-        return (self.due, self.timeline, self.junk, self.forgotten)
+        return (self.due, self.timeline, self.junk, self.forgotten, self.last_forgotten)
 
     def session(self, digest: str) -> str:
         return f"{self._tag}:session:{digest}"

@@ -325,7 +325,8 @@ class TurnHandle:
                 f"turn {self.number} of the session did not end within {waited:.0f} s; 'perdure task why "
                 f"{self.task_id}' says what it waits for; server: {producer.address.shown}"
             ) from None
-        found = await retry_while_unavailable(lambda: read_turn(producer.gateway, self._address, self.number))
+        turn = TurnId(self._address.digest, str(self._born), self.number)
+        found = await retry_while_unavailable(lambda: read_turn(producer.gateway, self._address, turn))
         found = found or await retry_while_unavailable(self._read_task)
         answer, reason = (None, "no longer in the history") if found is None else found
         if answer is not None:
@@ -527,9 +528,8 @@ async def send_by_catalog(
         SessionFailed, SessionFull, SessionError, PayloadTooLarge, NoKey
     """
     found = await read_session(producer.gateway, SessionAddress.of(producer.namespace, agent, session_id))
-    if queue is None and found is None:
+    if queue is None and (found is None or (found.basis is None and found.sent == found.ended)):
         queue = catalog.find(agent, app=app).queue
-    queue = queue or (found.queue if found is not None else "")
     owner = app or (None if found is None else found.app)
     if inputs is not None or found is None:
         for listed in catalog.named(agent, owner):
@@ -548,7 +548,7 @@ async def send_by_catalog(
         skip_failed=skip_failed,
         limit=producer.payload_limit,
     )
-    return SentMessage(turn, queue, owner)
+    return SentMessage(turn, queue or ("" if found is None else found.queue), owner)
 
 
 def session_content(record: SessionRecord) -> dict[str, Any]:

@@ -79,11 +79,6 @@ def argument_chunks(task: str, secrets: SecretPaths) -> str:
     return _marked("chunks", task, secrets)
 
 
-def inputs_field(secrets: SecretPaths) -> str:
-    """Return the kind of a session's inputs, which cannot be decrypted with other marks of secrets."""
-    return _marked("inputs", "", secrets)
-
-
 def _marked(kind: str, name: str, secrets: SecretPaths) -> str:
     # the marks come first: JSON ends where it says, so no name can look like marks and a shorter name
     return f"marked-{kind}:{orjson.dumps(secrets).decode()}{name}" if secrets else f"{kind}:{name}"
@@ -211,6 +206,8 @@ class TaskCipher:
         if name in steps:
             return f"{steps[name]} {rest!r} of task {self._task_id}"
         name = name.removeprefix("marked-")
+        if self._partition.queue == "~sessions":
+            return f"the {name} of turn {rest} of session {self._task_id.partition(' ')[0]}"
         return f"the {'arguments' if name in ('args', 'chunks') else name} of task {self._task_id}"
 
 

@@ -22,6 +22,13 @@ message and turn, so that a task is stored once while its record exists; a task 
 begin. A turn that has ended is not ended again: a late run changes nothing. If Redis loses the claim of a turn whose
 task is stored, begin and end let the task wait until the turn before it has claimed it again.
 
+Where data is encrypted, a message is bound to its number and to the time of the first message of its session; so the
+sender reads both before it stores the message. The script refuses a message for another place; the sender encrypts it
+again. A turn leaves a basis to the next one: the numbers of the state, files and corrections that count, and queue,
+app and inputs, all encrypted under the number of the turn that ended. A turn runs only on the basis of the turn before
+it. So what another program puts back, an old message, state, link, input or correction, ends the turn or stops the
+session with the reason. The counters, times and reasons of ends are plain, since scripts write them.
+
     record.py       the record of a session, its history, and lists of sessions
     turns.py        the steps of the protocol
     removal.py      removal of a session, with the tasks of its turns or after its retention

@@ -17,7 +17,8 @@ from ..junk import count_of, split
 from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
 from ..lanes import NORMAL, Lane, read_lane
 from ..records import number_of
-from ..security.encryption import MESSAGE, TaskCipher
+from ..security.encryption import MESSAGE, NO_CIPHER, TaskCipher
+from ..security.secret_arguments import SecretPaths
 from ..transport.gateway import Gateway
 from ..transport.scripts import pairs
 from ..wording import iso_time
@@ -92,9 +93,12 @@ class SessionAddress:
         """Keys of the scripts: session, history, due, timeline."""
         return [self.session, self.history, self.partition.due, self.partition.timeline]
 
-    def cipher(self, gateway: Gateway) -> TaskCipher:
-        """Return the cipher of the session's data."""
-        return gateway.encryptor.of(Partition(self.partition.namespace, "~sessions", 0), self.digest)
+    def cipher(self, gateway: Gateway, born: str) -> TaskCipher:
+        """Return the cipher of the session's data. born: time of its first message, as text.
+
+        A session that begins again after it was forgotten has another key: nothing of before can be put back.
+        """
+        return gateway.encryptor.of(Partition(self.partition.namespace, "~sessions", 0), f"{self.digest} {born}")
 
 
 _PAGE: Final = 25
@@ -108,16 +112,131 @@ _STATES: Final = 20
 
 _CURSOR: Final = re.compile(r"[0-9]{1,16}-[0-9a-f]{32}")
 
-INPUTS: Final = "inputs"
-STATE: Final = "state"
-WORKSPACE: Final = "workspace"
-CORRECTIONS: Final = "corrections"
-"""Kinds of encrypted data."""
+# Kinds of encrypted data, each with a number: data cannot be decrypted in the place of another number. A turn has the
+# number of its message.
+
+
+def message_field(turn: int) -> str:
+    """Return the kind of a message."""
+    return f"{MESSAGE}:{turn}"
+
+
+def inputs_field(turn: int) -> str:
+    """Return the kind of the inputs that came with a message."""
+    return f"inputs:{turn}"
 
 
 def answer_field(turn: int) -> str:
-    """Return the kind of an answer, which cannot be decrypted at another place of the history."""
+    """Return the kind of an answer."""
     return f"answer:{turn}"
+
+
+def basis_field(turn: int) -> str:
+    """Return the kind of the basis that a turn has left."""
+    return f"basis:{turn}"
+
+
+def state_field(turn: int) -> str:
+    """Return the kind of the state that a turn has left."""
+    return f"state:{turn}"
+
+
+def workspace_field(turn: int) -> str:
+    """Return the kind of the link of the files that a turn has left."""
+    return f"workspace:{turn}"
+
+
+def corrections_field(serial: int) -> str:
+    """Return the kind of the corrections with a serial number."""
+    return f"corrections:{serial}"
+
+
+class SessionInputs(NamedTuple):
+    """SessionInputs of an agent without its goal, as plain data, and the paths of their secrets."""
+
+    values: dict[str, Any]
+    secrets: SecretPaths
+
+    @classmethod
+    def decode(cls, found: object) -> SessionInputs:
+        """Read inputs from plain data. Raises `ValueError` for data that no version has written."""
+        values, secrets = found if isinstance(found, list) and len(found) == 2 else (None, None)
+        if (
+            not isinstance(values, dict)
+            or not isinstance(secrets, list)
+            or not all(isinstance(path, list) and all(isinstance(name, str) for name in path) for path in secrets)
+        ):
+            raise ValueError("could not decode the inputs: they must be an object, with the paths of its secrets")
+        return cls(values, tuple(map(tuple, secrets)))
+
+
+class Basis(NamedTuple):
+    """Basis of the next turn, left by the one that ended: its values that count, and what a message leaves out.
+
+    It is encrypted under the number of the turn that ended last, so each number is used once, and the value of an
+    earlier turn does not count again. All processes that end a turn write it.
+
+    Attributes:
+        state: Turn that left the state; 0 before the first one.
+        files: Turn that left the link of the files; 0 without one.
+        read: Serial number of the last corrections that a turn has read which left a state.
+        queue, app: Of the task of the turn before.
+        inputs: Of the turn before; None if its message could not be read.
+    """
+
+    state: int = 0
+    files: int = 0
+    read: int = 0
+    queue: str = ""
+    app: str | None = None
+    inputs: SessionInputs | None = SessionInputs({}, ())
+
+    def encode(self) -> bytes:
+        return orjson.dumps({**self._asdict(), "inputs": None if self.inputs is None else list(self.inputs)})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Basis:
+        """Raises `ValueError` for data that no version has written."""
+        try:
+            fields = plain_data(data)
+            inputs = fields["inputs"]
+            found = cls(**{**fields, "inputs": None if inputs is None else SessionInputs.decode(inputs)})
+        except (TypeError, LookupError):
+            raise ValueError("it has other fields than a basis") from None
+        numbers, texts = [found.state, found.files, found.read], [found.queue, found.app or ""]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("its numbers must not be negative")
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("its queue and app must be texts")
+        return found
+
+
+def decode_basis(cipher: TaskCipher, ended: int, stored: bytes | None) -> Basis | None:
+    """Return the basis that the turn which ended last has left; None if no turn of the session has ended.
+
+    Raises `DecryptionError`.
+    """
+    if not stored:
+        return None
+    data = cipher.decrypt(basis_field(ended), stored)
+    try:
+        return Basis.decode(data)
+    except ValueError as error:
+        raise DecryptionError(f"the basis of turn {ended + 1}", str(error)) from None
+
+
+def decode_state(cipher: TaskCipher, basis: Basis | None, stored: bytes | None) -> bytes | None:
+    """Return the state that counts; None before the first one. Raises `DecryptionError`."""
+    if basis is None or not basis.state:
+        return None
+    return cipher.decrypt(state_field(basis.state), stored or b"")
+
+
+def decode_files(cipher: TaskCipher, basis: Basis | None, stored: bytes | None) -> bytes | None:
+    """Return the link of the files that counts; None without one. Raises `DecryptionError`."""
+    if basis is None or not basis.files:
+        return None
+    return cipher.decrypt(workspace_field(basis.files), stored or b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +281,17 @@ class SessionCorrection:
     changes: dict[str, Any]
 
 
-def decode_corrections(cipher: TaskCipher, stored: bytes | None) -> list[SessionCorrection]:
-    """Return corrections as they are stored, in order. Raises `DecryptionError`."""
-    if not stored:
+def corrections_serial(stored: bytes | None) -> int:
+    """Return the serial number of corrections as they are stored; 0 without any."""
+    return count_of((stored or b"").partition(b" ")[0])
+
+
+def decode_corrections(cipher: TaskCipher, basis: Basis | None, stored: bytes | None) -> list[SessionCorrection]:
+    """Return the stored corrections in order, without those that an earlier turn has read. Raises `DecryptionError`."""
+    serial, data = corrections_serial(stored), (stored or b"").partition(b" ")[2]
+    if serial <= (0 if basis is None else basis.read):
         return []
-    return [SessionCorrection(**one) for one in orjson.loads(cipher.decrypt(CORRECTIONS, stored))]
+    return [SessionCorrection(**one) for one in orjson.loads(cipher.decrypt(corrections_field(serial), data))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +309,7 @@ class SessionRecord:
         state: State after the last turn as it is stored; None before the first turn has ended, and in lists.
         state_bytes: Size of the stored state.
         corrections: Corrections that wait for the next turn, as they are stored; None without any, and in lists.
+        workspace, basis: Link of the files, and what the last turn left to the next, likewise.
     """
 
     address: SessionAddress
@@ -199,8 +325,10 @@ class SessionRecord:
     state: bytes | None = field(default=None, repr=False)
     state_bytes: int = 0
     corrections: bytes | None = field(default=None, repr=False)
+    workspace: bytes | None = field(default=None, repr=False)
+    basis: bytes | None = field(default=None, repr=False)
     app: str | None = None
-    cipher: TaskCipher | None = field(default=None, repr=False, compare=False)
+    cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     @property
     def status(self) -> Literal["idle", "running", "failed"]:
@@ -218,11 +346,15 @@ class SessionRecord:
 
     def opened_state(self) -> bytes | None:
         """Return the decrypted state. Raises `DecryptionError`."""
-        return self.state if self.state is None or self.cipher is None else self.cipher.decrypt(STATE, self.state)
+        return decode_state(self.cipher, self.opened_basis(), self.state)
+
+    def opened_basis(self) -> Basis | None:
+        """Return what the last turn left to the next one, None before the first end. Raises `DecryptionError`."""
+        return decode_basis(self.cipher, self.ended, self.basis)
 
     def waiting_corrections(self) -> list[SessionCorrection]:
         """Return the corrections that wait for the next turn, in order. Raises `DecryptionError`."""
-        return [] if self.cipher is None else decode_corrections(self.cipher, self.corrections)
+        return decode_corrections(self.cipher, self.opened_basis(), self.corrections)
 
     def summary(self) -> dict[str, Any]:
         """Return the record as plain data, times as ISO 8601."""
@@ -252,14 +384,15 @@ _REMEDY: Final = "forget the session"
 
 _FIELDS: Final = ("agent", "id", "queue", "app", "born", "at", "sent", "turn", "ended", "failed")
 
+_VALUES: Final = ("state", "corrections", "workspace", "basis")
+
 
 def _record(
     address: SessionAddress,
     gateway: Gateway,
     found: Sequence[bytes | None],
     size: int,
-    state: bytes | None = None,
-    corrections: bytes | None = None,
+    values: Sequence[bytes | None] = (),
 ) -> SessionRecord | None:
     fields = dict(zip(_FIELDS, found, strict=True))
     if fields["born"] is None:
@@ -285,11 +418,10 @@ def _record(
         turn,
         ended,
         failed=reason,
-        state=state,
         state_bytes=size,
-        corrections=corrections,
         app=owner,
-        cipher=address.cipher(gateway),
+        cipher=address.cipher(gateway, str(born)),
+        **dict(zip(_VALUES, values, strict=False)),
     )
 
 
@@ -308,8 +440,9 @@ def _listed(
 
 async def read_session(gateway: Gateway, address: SessionAddress) -> SessionRecord | None:
     """Return the record of a session, None if there is no such session."""
-    *found, state, corrections = await gateway.command("HMGET", address.session, *_FIELDS, STATE, CORRECTIONS)
-    return _record(address, gateway, found, len(state or b""), state, corrections)
+    found = await gateway.command("HMGET", address.session, *_FIELDS, *_VALUES)
+    known, values = found[: len(_FIELDS)], found[len(_FIELDS) :]
+    return _record(address, gateway, known, len(values[0] or b""), values)
 
 
 async def session_data(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[str, bytes | None, bytes | None]]:
@@ -319,14 +452,13 @@ async def session_data(gateway: Gateway, namespace: Namespace) -> AsyncIterator[
         while True:
             cursor, page = await gateway.command("ZSCAN", partition.timeline, cursor, "COUNT", _STATES)
             addresses = [SessionAddress(partition, digest) for digest in split(page[::2], is_digest).good]
-            found = await gateway.pipeline([("HMGET", one.session, "state", "workspace") for one in addresses])
-            for address, (state, link) in zip(addresses, found, strict=True):
-                cipher = address.cipher(gateway)
-                yield (
-                    address.digest,
-                    None if state is None else cipher.decrypt(STATE, state),
-                    None if link is None else cipher.decrypt(WORKSPACE, link),
-                )
+            found = await gateway.pipeline([("HMGET", one.session, *_FIELDS, *_VALUES) for one in addresses])
+            for address, stored in zip(addresses, found, strict=True):
+                record = _record(address, gateway, stored[: len(_FIELDS)], 0, stored[len(_FIELDS) :])
+                if record is not None:
+                    basis = record.opened_basis()
+                    files = decode_files(record.cipher, basis, record.workspace)
+                    yield address.digest, decode_state(record.cipher, basis, record.state), files
             if cursor == b"0":
                 break
 
@@ -336,7 +468,9 @@ async def read_history(gateway: Gateway, address: SessionAddress, *, after: int 
 
     Raises `SessionNotFound`, `DecryptionError`.
     """
-    cipher, last = address.cipher(gateway), after
+    if (record := await read_session(gateway, address)) is None:
+        raise SessionNotFound(address.digest)
+    cipher, born, last = record.cipher, record.born, after
     while True:
         page = await gateway.command("XRANGE", address.history, f"({last}-0", "+", "COUNT", _PAGE)
         for entry, flat in page:
@@ -346,7 +480,7 @@ async def read_history(gateway: Gateway, address: SessionAddress, *, after: int 
         if len(page) < _PAGE:
             break
     record = await read_session(gateway, address)
-    if record is None:
+    if record is None or record.born != born:
         raise SessionNotFound(address.digest)
     first = max(record.ended, last) + 1
     waiting = range(first, min(record.sent, first + _WAITING) + 1)
@@ -357,46 +491,61 @@ async def read_history(gateway: Gateway, address: SessionAddress, *, after: int 
             yield _sent_message(cipher, number, stored, running if number == record.turn else "waiting")
 
 
-async def read_turn(gateway: Gateway, address: SessionAddress, turn: int) -> tuple[bytes | None, str] | None:
+async def read_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) -> tuple[bytes | None, str] | None:
     """Return the answer of a turn that has ended, as JSON, or None and why it has none.
 
     Returns None if the turn is not in the history. Raises `DecryptionError`.
     """
-    found = await gateway.command("XRANGE", address.history, f"{turn}-0", f"{turn}-0")
+    found = await gateway.command("XRANGE", address.history, f"{turn.number}-0", f"{turn.number}-0")
     if not found:
         return None
     fields = pairs(found[0][1])
     if (answer := fields.get(b"answer")) is None:
         return None, fields.get(b"error", b"").decode()
-    return address.cipher(gateway).decrypt(answer_field(turn), answer), ""
+    return address.cipher(gateway, turn.born).decrypt(answer_field(turn.number), answer), ""
 
 
 class StoredMessage(NamedTuple):
-    """A message as it is stored. headers, lane: of the task of its turn."""
+    """A message as it is stored.
+
+    Attributes:
+        headers, lane: Of the task of its turn.
+        queue, app: Of that task; None for those of the turn before.
+        first: Whether it is the first one of its session: no turn before it has left anything.
+        inputs: Whether inputs came with it; otherwise those of the turn before count.
+    """
 
     at: int
     sender: str
     content: str
     headers: dict[str, str]
     lane: Lane = NORMAL
+    queue: str | None = None
+    app: str | None = None
+    first: bool = False
+    inputs: bool = False
 
 
-def decode_message(cipher: TaskCipher, stored: bytes | None) -> StoredMessage:
-    """Read a stored message. Raises `DecryptionError`, and `ValueError` for bytes that no version has written."""
+def decode_message(cipher: TaskCipher, turn: int, stored: bytes | None) -> StoredMessage:
+    """Read the message of a turn. Raises `DecryptionError`, and `ValueError` for bytes that no version has written."""
     if stored is None:
         raise ValueError("the message is missing")
     at, _, data = stored.partition(b" ")
     try:
-        fields = plain_data(cipher.decrypt(MESSAGE, data))
+        fields = plain_data(cipher.decrypt(message_field(turn), data))
     except ValueError as error:
         raise ValueError(f"could not decode the message: {error}") from None
-    if not isinstance(fields, dict) or fields.keys() - {"sender", "content", "headers", "lane"} or not count_of(at):
+    if not isinstance(fields, dict) or fields.keys() - set(StoredMessage._fields) or not count_of(at):
         raise ValueError("could not decode the message: it has other fields than those of a message, or no time")
-    headers = fields.get("headers", {})
-    texts = [fields.get("sender"), fields.get("content"), *(headers.values() if isinstance(headers, dict) else [None])]
+    given = {"headers": {}, **fields, "at": count_of(at), "lane": read_lane(fields.get("lane"))}
+    headers = given["headers"]
+    texts = [given.get("sender"), given.get("content"), *(headers.values() if isinstance(headers, dict) else [None])]
+    texts += [given[name] for name in ("queue", "app") if given.get(name) is not None]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("could not decode the message: its sender, content and headers must be texts")
-    return StoredMessage(count_of(at), fields["sender"], fields["content"], headers, read_lane(fields.get("lane")))
+        raise ValueError("could not decode the message: its sender, content, headers, queue and app must be texts")
+    if not all(isinstance(given.get(name, False), bool) for name in ("first", "inputs")):
+        raise ValueError("could not decode the message: first and inputs must be true or false")
+    return StoredMessage(**given)
 
 
 NOTE_SENDER: Final = "~commitments"
@@ -405,7 +554,7 @@ NOTE_SENDER: Final = "~commitments"
 
 def _sent_message(cipher: TaskCipher, turn: int, stored: bytes, status: str) -> SessionMessage:
     try:
-        at, sender, content, *_ = decode_message(cipher, stored)
+        at, sender, content, *_ = decode_message(cipher, turn, stored)
     except (DecryptionError, ValueError) as error:
         return SessionMessage(turn, "user", f"({error})", 0, "", status)
     if sender == NOTE_SENDER:

@@ -34,7 +34,7 @@ async def forget_session(gateway: Gateway, address: SessionAddress, *, born: str
         born: Only if its first message was sent at this time; by default the session that is there now.
         idle_ms: Only if no turn runs, and nothing has happened for so many milliseconds; the tasks are left to expire.
     """
-    keys = [*address.keys, address.partition.forgotten]
+    keys = [*address.keys, address.partition.forgotten, address.partition.last_forgotten]
     born = born or (await gateway.command("HGET", address.session, "born") or b"").decode()
     there = bool(await gateway.run(_FORGET, keys, [address.digest, born, idle_ms]))
     if idle_ms:

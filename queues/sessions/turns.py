@@ -9,10 +9,12 @@ stores. A turn that fails or is cancelled stores no state, so they wait for its 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Final, Literal, Self, TypeAlias
+from typing import Final, Literal, NamedTuple, NoReturn, Self, TypeAlias
 
 import orjson
 
@@ -27,6 +29,7 @@ from ..envelope import (
     TaskMessage,
     check_size,
     new_task_id,
+    plain_data,
 )
 from ..errors import (
     DecryptionError,
@@ -36,8 +39,10 @@ from ..errors import (
     SessionFailed,
     SessionFull,
     SessionNotFound,
+    TamperedData,
     TurnEarly,
     TurnRefused,
+    WrongType,
 )
 from ..inspection.views import find_task
 from ..json_form import as_json, encodable
@@ -46,26 +51,36 @@ from ..keys import Namespace, Partition, check_name
 from ..lanes import NORMAL, Lane
 from ..partitions.router import PartitionRouter
 from ..records import Record, State, read_record
-from ..security.encryption import MESSAGE, RESULT, TaskCipher, arguments_field, inputs_field, is_encrypted
+from ..security.encryption import RESULT, TaskCipher, arguments_field, is_encrypted
 from ..security.secret_arguments import SecretPaths
 from ..transport.gateway import Gateway
 from ..transport.large_values import LargeValue
 from ..transport.pipelining import Argument
 from ..transport.scripts import milliseconds, queue_script
 from .record import (
-    CORRECTIONS,
     NOTE_SENDER,
-    STATE,
-    WORKSPACE,
+    Basis,
     SessionAddress,
     SessionCorrection,
+    SessionInputs,
     SessionRecord,
+    StoredMessage,
     TurnId,
     answer_field,
+    basis_field,
+    corrections_field,
+    corrections_serial,
+    decode_basis,
     decode_corrections,
+    decode_files,
     decode_message,
+    decode_state,
+    inputs_field,
     is_digest,
+    message_field,
     parse_turn_id,
+    state_field,
+    workspace_field,
 )
 from .removal import forget_task, is_forgotten
 
@@ -100,7 +115,7 @@ async def send_to_session(
     session_id: str,
     text: str,
     *,
-    queue: str,
+    queue: str | None,
     lane: Lane = NORMAL,
     app: str | None = None,
     aliases: Collection[str] = (),
@@ -114,7 +129,7 @@ async def send_to_session(
     """Add a message to a session, and store the task of its turn if no other turn runs; return the turn.
 
     Args:
-        queue, lane: Queue of the agent, and its lane.
+        queue, lane: Queue of the agent, None for that of the message before, and its lane.
         app: App whose workers run the turns; None for the app of the messages before, or for any.
         aliases: Former names of the app.
         message_id: A message that is sent again under the same id is stored once.
@@ -128,6 +143,8 @@ async def send_to_session(
         SessionFailed: A turn is a dead letter; the message was not stored.
         SessionError: The session belongs to another app.
         SessionFull: Too many messages wait.
+        SessionNotFound: There is no message before whose queue is meant.
+        DecryptionError: A turn is to be passed over, and what the turns before it left cannot be read.
         NoKey: The data of the session is encrypted, and this process has no key.
         PayloadTooLarge: The message is too large.
     """
@@ -135,28 +152,43 @@ async def send_to_session(
         raise TypeError(f"a message to a session must be a string, got {text!r}")
     if sender.startswith("~"):
         raise ValueError(f"sender must not start with '~', got {sender!r}")
-    address, cipher = (found := SessionAddress.of(namespace, agent, session_id)), found.cipher(gateway)
-    text = encodable(text)
-    fields: dict[str, object] = {"sender": sender, "content": text, **({"headers": dict(headers)} if headers else {})}
-    data = as_json(fields if lane == NORMAL else {**fields, "lane": lane})
-    given, secrets = inputs or (b"", ())
-    check_size("the message and the inputs", len(data) + len(given), limit)
+    address = SessionAddress.of(namespace, agent, session_id)
+    fields: dict[str, object] = {"sender": sender, "content": encodable(text)}
+    fields |= {"headers": dict(headers)} if headers else {}
+    fields |= {} if lane == NORMAL else {"lane": lane}
+    fields |= {} if queue is None else {"queue": queue}
+    given = b"" if inputs is None else b"[%b,%b]" % (inputs[0], orjson.dumps(inputs[1]))
+    fields |= {"inputs": True} if given else {}
+    check_size("the message and the inputs", len(as_json(fields)) + len(given), limit)
     digest = hashlib.blake2b((message_id or new_task_id()).encode(), digest_size=12).hexdigest()
-    args: list[Argument] = [
-        agent,
-        session_id,
-        queue,
-        cipher.encrypt(inputs_field(secrets), given) if given else b"",
-        orjson.dumps(secrets),
-        MAX_IDS,
-    ]
-    message, passed = cipher.encrypt(MESSAGE, data), ""
+    place, passed = await _next_place(gateway, address), ""
     while True:
-        answer, *rest = await gateway.run(
-            _SEND,
-            address.keys,
-            [address.digest, digest, message, MAX_WAITING, passed, *args, app or "", WAITING_BYTES],
-        )
+        if place.first and queue is None:
+            raise SessionNotFound(f"{session_id!r} of agent {agent!r}")
+        cipher = address.cipher(gateway, place.born)
+        message = as_json(fields | ({"app": app} if app else {}) | ({"first": True} if place.first else {}))
+        args: list[Argument] = [
+            address.digest,
+            digest,
+            cipher.encrypt(message_field(place.number), message),
+            MAX_WAITING,
+            passed,
+            agent,
+            session_id,
+            queue or "",
+            cipher.encrypt(inputs_field(place.number), given) if given else b"",
+            MAX_IDS,
+            app or "",
+            WAITING_BYTES,
+            place.born,
+            place.number,
+            "1" if place.first else "",
+            *(await _passed_over(gateway, address, cipher, int(passed)) if passed else (b"", b"")),
+        ]
+        answer, *rest = await gateway.run(_SEND, [*address.keys, address.partition.last_forgotten], args)
+        if answer == b"changed":
+            place = _Place(rest[0].decode(), int(rest[1]), rest[2] == b"1")
+            continue
         if answer == b"app":
             if (owner := rest[0].decode()) not in aliases:
                 raise SessionError(
@@ -173,9 +205,9 @@ async def send_to_session(
             raise NoKey(f"a message to session {session_id!r} of agent {agent!r}", "the session")
         if answer == b"sent":
             break
-        turn, reason, born = int(rest[0]), rest[1].decode(), rest[2].decode()
+        turn, reason = int(rest[0]), rest[1].decode()
         if not skip_failed:
-            failed = str(TurnId(address.digest, born, turn))
+            failed = str(TurnId(address.digest, rest[2].decode(), turn))
             raise SessionFailed(f"{session_id!r} of agent {agent!r}", turn, failed, reason)
         passed = str(turn)
     number, turn, ended, born = int(rest[0]), int(rest[1]), int(rest[2]), rest[3].decode()
@@ -185,11 +217,114 @@ async def send_to_session(
     return TurnId(address.digest, born, number)
 
 
+class _Place(NamedTuple):
+    """The place of a message, for which it is encrypted: life of the session, number, and whether none was before."""
+
+    born: str
+    number: int
+    first: bool
+
+
+async def _next_place(gateway: Gateway, address: SessionAddress) -> _Place:
+    """Return the place of the next message, as long as no other one comes before it."""
+    fields = ("born", "sent", "ended", "basis")
+    try:
+        (born, sent, ended, basis), time = await asyncio.gather(  # in one round trip
+            gateway.command("HMGET", address.session, *fields), gateway.command("TIME", node_of=address.session)
+        )
+    except WrongType:  # the script moves what another program has put there out of the way
+        return _Place("", 1, True)
+    first = basis is None and count_of(sent) == count_of(ended)
+    return _Place(str(milliseconds(time)) if born is None else _text(born), count_of(sent) + 1, first)
+
+
+async def _passed_over(gateway: Gateway, address: SessionAddress, cipher: TaskCipher, turn: int) -> tuple[bytes, bytes]:
+    """Return the stored basis of a failed turn, and the one that it leaves. Raises `DecryptionError`."""
+    former, basis, _ = await _read_basis(gateway, address, cipher, turn)
+    if isinstance(basis, DecryptionError):
+        raise basis
+    return former, cipher.encrypt(basis_field(turn), basis.encode())
+
+
+def _text(stored: bytes | None) -> str:
+    return (stored or b"").decode("utf-8", "backslashreplace")
+
+
+def _basis_before(cipher: TaskCipher, turn: int, message: StoredMessage, stored: bytes | None) -> Basis:
+    """Return what the turn before has left. Raises `DecryptionError`, and `ValueError` if that is missing."""
+    found = decode_basis(cipher, turn - 1, stored)
+    if found is None and not message.first and not cipher.accepts_plain:
+        raise ValueError("what the turn before it has left is missing")
+    return found or Basis()
+
+
+def _with_message(cipher: TaskCipher, turn: int, basis: Basis, message: StoredMessage, inputs: bytes | None) -> Basis:
+    """Return a basis with what the message of a turn says. Raises `DecryptionError`, `ValueError`."""
+    if message.inputs:
+        basis = basis._replace(
+            inputs=SessionInputs.decode(plain_data(cipher.decrypt(inputs_field(turn), inputs or b"")))
+        )
+    return basis._replace(queue=basis.queue if message.queue is None else message.queue, app=message.app or basis.app)
+
+
+async def _read_basis(
+    gateway: Gateway, address: SessionAddress, cipher: TaskCipher, turn: int
+) -> tuple[bytes, Basis | DecryptionError, int]:
+    """Return the stored basis of a claimed turn, what the turn leaves if it changes nothing, and a serial number.
+
+    The number is that of the corrections which a run of the turn has read: of those that wait, unless the turn has
+    failed meanwhile, so that they may be newer. A message that cannot be read leaves no inputs, where plain ones are
+    refused.
+    """
+    names = ("basis", "failed", "corrections", f"m:{turn}", f"i:{turn}")
+    former, failed, corrections, stored, inputs = await gateway.command("HMGET", address.session, *names)
+    former = former or b""
+    try:
+        found = decode_basis(cipher, turn - 1, former)
+    except DecryptionError as error:
+        return former, error, 0
+    if found is None and cipher.accepts_plain:
+        found = Basis()
+    try:
+        message = decode_message(cipher, turn, stored)
+        found = _with_message(cipher, turn, _basis_before(cipher, turn, message, former), message, inputs)
+    except (DecryptionError, ValueError):
+        if found is not None and not cipher.accepts_plain:
+            found = found._replace(inputs=None)
+    if found is None:
+        return former, TamperedData(f"what turn {turn - 1} of session {address.digest} has left"), 0
+    serial = 0 if failed is not None else corrections_serial(corrections)
+    with suppress(DecryptionError):
+        if decode_corrections(cipher, found, corrections):
+            return former, found, max(serial, found.read)
+    return former, found, found.read
+
+
+async def _left_by(
+    gateway: Gateway, address: SessionAddress, cipher: TaskCipher, turn: int, end: SessionTurnEnd
+) -> list[Argument]:
+    """Return the stored basis of a turn, the one that it leaves, and the serial number of corrections in its state.
+
+    The second is empty where the first cannot be read. Raises `KeyMissing` if another process may read it.
+    """
+    former, basis, serial = await _read_basis(gateway, address, cipher, turn)
+    if isinstance(basis, KeyMissing) and end.outcome != "refused":
+        raise basis
+    if isinstance(basis, DecryptionError):
+        return [former, b"", ""]
+    if end.state is not None:
+        basis = basis._replace(state=turn, read=serial)
+    if end.workspace is not None:
+        basis = basis._replace(files=turn)
+    return [former, cipher.encrypt(basis_field(turn), basis.encode()), "" if end.state is None else serial]
+
+
 async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) -> None:
     """Store the task of a claimed turn, unless the turn has ended or failed. Idempotent while its record exists.
 
     A turn whose message cannot be read ends without an answer, so that the next one can run; so does a turn whose task
-    id belongs to another task. Other processes may have the key of a message: the turn waits an hour for them.
+    id belongs to another task. Other processes may have the key of a message: the turn waits an hour for them. Where
+    what the turn before has left cannot be read, the session stops at this turn.
     """
     following: TurnId | None = turn
     while following is not None:
@@ -198,18 +333,20 @@ async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) 
 
 async def _enqueue_or_refuse(gateway: Gateway, address: SessionAddress, turn: TurnId) -> TurnId | None:
     """Store the task of a turn, or end the turn. Return the turn that was claimed in its place, if any."""
-    fields = ("born", "turn", "ended", "failed", "claimed", *_OF_TASK, f"m:{turn.number}")
+    fields = ("born", "turn", "ended", "failed", "claimed", *_OF_TASK, f"m:{turn.number}", f"i:{turn.number}")
     born, claimed, ended, failed, since, *rest = await gateway.command("HMGET", address.session, *fields)
     if failed is not None or [born, claimed] != [turn.born.encode(), b"%d" % turn.number] or claimed == ended:
         return None
     try:
-        queue, agent, session_id, message, marks = _task_of(address, address.cipher(gateway), turn, rest)
+        queue, agent, session_id, message, marks = _task_of(address, address.cipher(gateway, turn.born), turn, rest)
     except KeyMissing as error:
         time = await gateway.command("TIME", node_of=address.session)
         if int(time[0]) - count_of(since) / 1000 < _KEY_PATIENCE:
             report_once(f"could not store the task of turn {turn}: {error}; it waits for a process that has the key")
             return None
         problem = str(error)
+    except _Stopped as stopped:
+        return await _end(gateway, address, turn, SessionTurnEnd("failed", str(stopped).encode()), MAX_TURNS)
     except (DecryptionError, ValueError, TypeError) as error:
         problem = str(error)
     else:
@@ -220,8 +357,13 @@ async def _enqueue_or_refuse(gateway: Gateway, address: SessionAddress, turn: Tu
     return await refuse_turn(gateway, address, turn, problem)
 
 
-_OF_TASK: Final = ("agent", "id", "queue", "app", "inputs", "secrets")
-"""Fields of a session that make the task of a turn."""
+class _Stopped(Exception):
+    """No turn can follow, because its basis cannot be read."""
+
+
+_OF_TASK: Final = ("agent", "id", "basis")
+"""Fields of a session that make the task of a turn, with its message and inputs. The key checks agent and id. Queue
+and app come from messages: the fields of the session only show those of the last one."""
 
 
 def _task_of(
@@ -229,21 +371,27 @@ def _task_of(
 ) -> tuple[str, str, str, TaskMessage, SecretPaths]:
     """Return the queue of a turn's task, the names of agent and session, its message, and the marks of its secrets.
 
-    Raises `DecryptionError`; `ValueError` or `TypeError` if a field has what no version has written.
+    Raises `DecryptionError` and `_Stopped`; `ValueError` or `TypeError` if a field has what no version has written.
     """
-    *texts, app, inputs, secrets, stored = fields
-    agent, session_id, queue = ((text or b"").decode() for text in texts)
+    *texts, former, stored, inputs = fields
+    agent, session_id = ((text or b"").decode() for text in texts)
     if SessionAddress.of(Namespace(address.partition.namespace), agent, session_id) != address:
         raise ValueError("agent and id of the session are not those of its key")
-    message = decode_message(cipher, stored)
-    marks: SecretPaths = tuple(map(tuple, orjson.loads(secrets or b"[]")))
-    known = {} if inputs is None else orjson.loads(cipher.decrypt(inputs_field(marks), inputs))
-    arguments = orjson.dumps({**known, "goal": message.content})
+    message = decode_message(cipher, turn.number, stored)
+    try:
+        basis = _basis_before(cipher, turn.number, message, former)
+    except KeyMissing:
+        raise
+    except DecryptionError as error:
+        raise _Stopped(str(error)) from None
+    basis = _with_message(cipher, turn.number, basis, message, inputs)
+    if basis.inputs is None:
+        raise ValueError("the inputs of the message before could not be read, and it has none of its own")
+    arguments = orjson.dumps({**basis.inputs.values, "goal": message.content})
     headers = {**message.headers, "session": session_id}
-    owner = None if app is None else app.decode()
-    template = EnvelopeTemplate(agent, headers, Options(result_ttl=_TURN_TTL), app=owner, lane=message.lane)
-    task = template.message(arguments, marks, task_id=str(turn), reserved=True)
-    return check_name("queue", queue), agent, session_id, task, marks
+    template = EnvelopeTemplate(agent, headers, Options(result_ttl=_TURN_TTL), app=basis.app, lane=message.lane)
+    task = template.message(arguments, basis.inputs.secrets, task_id=str(turn), reserved=True)
+    return check_name("queue", basis.queue), agent, session_id, task, basis.inputs.secrets
 
 
 async def _store(
@@ -330,28 +478,33 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
         raise TurnEarly(str(turn), int(rest[0]))
     if answer == b"ended":
         raise TurnRefused(task_id, f"turn {turn.number} of its session has ended or was passed over")
-    stored, state, claimed, workspace, corrections = rest
-    cipher = address.cipher(gateway)
+    stored, state, claimed, workspace, corrections, former = rest
+    cipher = address.cipher(gateway, turn.born)
     try:
-        _, sender, text, *_ = decode_message(cipher, stored or None)
+        message = decode_message(cipher, turn.number, stored or None)
     except KeyMissing:
         raise
     except (DecryptionError, ValueError) as error:
-        following = await refuse_turn(gateway, address, turn, str(error))
-        if following is not None:
-            await enqueue_turn(gateway, address, following)
-        raise TurnRefused(task_id, f"the message of turn {turn.number} cannot be read ({error})") from None
-    opened = cipher.decrypt(STATE, state) if state else None
-    files = cipher.decrypt(WORKSPACE, workspace) if workspace else None
+        return await _refuse_run(gateway, address, turn, task_id, str(error))
+    try:
+        basis = _basis_before(cipher, turn.number, message, former)
+    except ValueError as error:
+        return await _refuse_run(gateway, address, turn, task_id, str(error))
     return TurnStart(
-        text,
-        "" if sender == NOTE_SENDER else sender,
-        sender == NOTE_SENDER,
-        opened,
+        message.content,
+        "" if message.sender == NOTE_SENDER else message.sender,
+        message.sender == NOTE_SENDER,
+        decode_state(cipher, basis, state),
         int(claimed),
-        files,
-        decode_corrections(cipher, corrections),
+        decode_files(cipher, basis, workspace),
+        decode_corrections(cipher, basis, corrections),
     )
+
+
+async def _refuse_run(gateway: Gateway, address: SessionAddress, turn: TurnId, task_id: str, problem: str) -> NoReturn:
+    if (following := await refuse_turn(gateway, address, turn, problem)) is not None:
+        await enqueue_turn(gateway, address, following)
+    raise TurnRefused(task_id, f"turn {turn.number} cannot run: {problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +541,7 @@ async def end_turn(
 
     Raises:
         TurnEarly: The turn is not claimed any more.
+        KeyMissing: This process has no key for what the turn before has left; the turn has not ended.
     """
     try:
         following = await _end(gateway, address, turn, end, keep_turns)
@@ -407,27 +561,31 @@ async def _end(
         TurnEarly: The turn is not claimed any more.
         SessionNotFound: The session was forgotten.
     """
-    cipher = address.cipher(gateway)
-    value = cipher.encrypt(answer_field(turn.number), end.value) if end.outcome == "answered" else end.value
-    state = b"" if end.state is None else cipher.encrypt(STATE, end.state)
+    cipher, number = address.cipher(gateway, turn.born), turn.number
+    value = cipher.encrypt(answer_field(number), end.value) if end.outcome == "answered" else end.value
     wake_at, note = "", b""
     if end.wake is not None:
-        wake_at = str(end.wake[0])
+        # a message that came before would claim the next turn, whose end removes the note
         fields = {"sender": NOTE_SENDER, "content": end.wake[1]}
-        note = cipher.encrypt(MESSAGE, as_json(fields if end.lane == NORMAL else {**fields, "lane": end.lane}))
+        fields |= {} if end.lane == NORMAL else {"lane": end.lane}
+        wake_at, note = str(end.wake[0]), cipher.encrypt(message_field(number + 1), as_json(fields))
     args: list[Argument] = [
         address.digest,
         turn.born,
-        turn.number,
+        number,
         end.outcome,
         value,
-        state,
+        b"" if end.state is None else cipher.encrypt(state_field(number), end.state),
         wake_at,
         note,
         keep_turns,
-        b"" if end.workspace is None else cipher.encrypt(WORKSPACE, end.workspace),
+        b"" if end.workspace is None else cipher.encrypt(workspace_field(number), end.workspace),
     ]
-    answer, *rest = await gateway.run(_END, address.keys, args)
+    while True:
+        left = ["", "", ""] if end.outcome == "failed" else await _left_by(gateway, address, cipher, number, end)
+        answer, *rest = await gateway.run(_END, address.keys, [*args, *left])
+        if answer != b"changed":
+            break
     if answer == b"missing":
         raise SessionNotFound(f"of turn {turn}")
     if answer == b"early":
@@ -468,12 +626,12 @@ async def check_session(gateway: Gateway, address: SessionAddress, lost_end: Los
     turn, namespace = TurnId(address.digest, found[0].decode(), int(found[1])), Namespace(address.partition.namespace)
     agent, session_id = await gateway.command("HMGET", address.session, "agent", "id")
     own = await _first_record(gateway, namespace, str(turn))
-    other = None if own is None else _other_task(own, _shown(agent), _shown(session_id))
+    other = None if own is None else _other_task(own, _text(agent), _text(session_id))
     if other is not None:
         if (following := await refuse_turn(gateway, address, turn, other)) is not None:
             await enqueue_turn(gateway, address, following)
         return
-    record = await _last_record(gateway, namespace, own)
+    record = await _last_record(gateway, namespace, turn, own)
     if record is None:
         await enqueue_turn(gateway, address, turn)
     elif record.state is State.DEAD:
@@ -483,12 +641,8 @@ async def check_session(gateway: Gateway, address: SessionAddress, lost_end: Los
     elif record.state is State.SUCCEEDED:  # a successor that is no agent of the session, or Redis has lost the end
         answer, end = _result(record), None
         if lost_end is not None:
-            end = await lost_end(turn, record, _shown(agent), answer)
+            end = await lost_end(turn, record, _text(agent), answer)
         await end_turn(gateway, address, turn, end or SessionTurnEnd("answered", answer))
-
-
-def _shown(stored: bytes | None) -> str:
-    return (stored or b"").decode("utf-8", "backslashreplace")
 
 
 async def _first_record(gateway: Gateway, namespace: Namespace, task_id: str) -> Record | None:
@@ -496,11 +650,11 @@ async def _first_record(gateway: Gateway, namespace: Namespace, task_id: str) ->
     return None if partition is None else await read_record(gateway, partition, task_id)
 
 
-async def _last_record(gateway: Gateway, namespace: Namespace, record: Record | None) -> Record | None:
+async def _last_record(gateway: Gateway, namespace: Namespace, turn: TurnId, record: Record | None) -> Record | None:
     """Return the record of the last successor of a task, as far as there are records."""
     for _ in range(MAX_HAND_OFFS):
-        if record is None or record.handed_to is None:
-            break
+        if record is None or record.handed_to is None or parse_turn_id(record.handed_to) != turn:
+            break  # the id of a turn's successor is reserved for it: no other task answers in its place
         found = await _first_record(gateway, namespace, record.handed_to)
         if found is None:
             break
@@ -523,16 +677,16 @@ async def store_correction(
 
     limit: Largest size of all corrections that wait, in bytes. Raises `PayloadTooLarge`, `DecryptionError`, `NoKey`.
     """
-    cipher = record.address.cipher(gateway)
     if not gateway.encryptor.active and is_encrypted(record.state or b""):
         raise NoKey(f"a correction to session {record.name}", "the session")
-    waiting = record.waiting_corrections()
+    waiting, basis = record.waiting_corrections(), record.opened_basis() or Basis()
     if any(one.id == correction.id for one in waiting):
         return "stored"
     data = orjson.dumps([asdict(one) for one in (*waiting, correction)])
     check_size("the corrections that wait for the next turn", len(data), limit)
     keys = [record.address.session, record.address.partition.timeline]
-    stored = cipher.encrypt(CORRECTIONS, data)
+    serial = max(basis.read, corrections_serial(record.corrections)) + 1
+    stored = b"%d %b" % (serial, record.cipher.encrypt(corrections_field(serial), data))
     args: list[Argument] = [record.address.digest, str(record.born), record.corrections or b"", stored, record.ended]
     (answer,) = await gateway.run(_CORRECT, keys, args)
     found: Literal["stored", "turn", "changed", "missing"] = answer.decode()
@@ -573,5 +727,10 @@ class SessionTask:
         await self._end(SessionTurnEnd(outcome, value))
 
     async def _end(self, end: SessionTurnEnd) -> None:
-        if not await end_turn(self._gateway, self._address, self._turn, end):
+        try:
+            there = await end_turn(self._gateway, self._address, self._turn, end)
+        except KeyMissing as error:  # the sweeper of a worker with the key ends it
+            report_once(f"could not end turn {self._turn}: {error}")
+            return
+        if not there:
             await forget_task(self._gateway, self._partition, self._task_id)

@@ -58,6 +58,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "due": "zset",
         "junk": "stream",
         "forgotten": "hash",
+        "last_forgotten": "hash",
     },
     LimitKeys: {
         "clock": "string",

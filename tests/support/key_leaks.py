@@ -65,7 +65,7 @@ def _leaks(client: redis.Redis, keys: list[bytes]) -> list[str]:
                 bounded.append(key)
         elif found := _OF_A_TASK.fullmatch(key):
             tasks[found["tag"] + b":record:" + (found["id"] or found["emitter"])].append(key)
-        elif b":~unique:" in key or b":fired:" in key:
+        elif b":~unique:" in key or b":fired:" in key or key.endswith(b":session:forgotten"):
             bounded.append(key)
         elif key.endswith(b":nudge") and client.execute_command("XLEN", key) > 16:
             leaked.append(f"{key.decode()} grows")

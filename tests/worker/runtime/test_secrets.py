@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -34,8 +35,8 @@ from perdure.queues.security.secret_arguments import (
     secret_values,
     unwrap_secrets,
 )
-from perdure.queues.sessions.record import SessionAddress, TurnId
-from perdure.queues.sessions.turns import enqueue_turn, send_to_session
+from perdure.queues.sessions.record import SessionAddress
+from perdure.queues.sessions.turns import SessionTurnEnd, end_turn, send_to_session
 from perdure.worker.agents.journal.forks import fork
 from perdure.worker.log import logger
 from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
@@ -566,21 +567,29 @@ async def test_without_a_key_the_types_of_the_task_mask_what_lost_its_marks(sett
 
 
 @pytest.mark.integration
-async def test_marks_that_were_removed_from_the_inputs_of_a_session_start_no_turn(settings: Settings) -> None:
-    async with build(with_keys(settings, FIRST)) as app:
+@pytest.mark.parametrize("inputs", ["own", "of the first", "plain"])
+async def test_the_marks_of_the_inputs_of_a_session_cannot_be_removed(settings: Settings, inputs: str) -> None:
+    async with build(with_keys(settings, FIRST, required=True)) as app:
         gateway, namespace = app.producer.gateway, app.producer.namespace
-        inputs = orjson.dumps({"token": TOKEN})
-        turn = await send_to_session(
-            gateway, namespace, "log_in", "ada", "hello", queue=app.name, inputs=(inputs, (("token",),))
-        )
+        send = partial(send_to_session, gateway, namespace, "log_in", "ada", queue=app.name)
+        given = (orjson.dumps({"token": TOKEN}), (("token",),))
+        turns = [await send("one", inputs=given), await send("two", inputs=given), await send("three")]
         address = SessionAddress.of(namespace, "log_in", "ada")
-        assert await redis_command(app, "HGET", address.session, "secrets") == b'[["token"]]'
-        message = await redis_command(app, "HGET", address.session, "m:1")
-        await redis_command(app, "HSET", address.session, "m:2", message, "turn", 2, "secrets", b"[]")
-        second = TurnId(turn.digest, turn.born, 2)
-        await enqueue_turn(gateway, address, second)
-        assert await redis_command(app, "EXISTS", partition_of(app).record(str(second))) == 0
-        assert b"refused" in repr(await redis_command(app, "XRANGE", address.history, "-", "+")).encode()
+        assert await redis_command(app, "HEXISTS", address.session, "secrets") == 0
+        if inputs != "own":
+            first = await redis_command(app, "HGET", address.session, "i:1")
+            other = first if inputs == "of the first" else orjson.dumps([{"token": TOKEN}, []])
+            await redis_command(app, "HSET", address.session, "i:2", other)
+        for turn in turns[: 2 if inputs == "own" else 1]:
+            assert await end_turn(gateway, address, turn, SessionTurnEnd("answered", b"1", b"{}"))
+        assert await redis_command(app, "HEXISTS", address.session, "i:1") == 0
+        envelopes = [await redis_command(app, "HGET", partition_of(app).record(str(turn)), "env") for turn in turns]
+        marks = [None if one is None else orjson.loads(one).get("secrets") for one in envelopes]
+        if inputs == "own":
+            assert marks == [[["token"]]] * 3
+        else:
+            assert marks == [[["token"]], None, None], "the third turn has not those of the first"
+            assert b"refused" in repr(await redis_command(app, "XRANGE", address.history, "-", "+")).encode()
 
 
 # the command line

@@ -9,10 +9,10 @@ import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, TaskFailed
 from perdure.queues.errors import NoKey, SessionFull
-from perdure.queues.security.encryption import MESSAGE, Encryptor
+from perdure.queues.security.encryption import Encryptor
 from perdure.queues.security.keyring import generate_key
 from perdure.queues.sessions import turns
-from perdure.queues.sessions.record import SessionAddress, TurnId
+from perdure.queues.sessions.record import SessionAddress, TurnId, message_field
 from perdure.queues.sessions.turns import check_session
 from perdure.worker.session import Session
 
@@ -138,8 +138,11 @@ async def test_a_message_with_a_key_that_no_process_has_waits_and_then_ends(
     session, address = session_of(sealed)
     await session.send("one")
     await work_off(sealed)
-    cipher = Encryptor([bytes(32)]).of(address.cipher(sealed.producer.gateway)._partition, address.digest)
-    turn = await claim_foreign(sealed, address, b"1 " + cipher.encrypt(MESSAGE, orjson.dumps(GOOD)))
+    record, gateway = await session.record(), sealed.producer.gateway
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(gateway, "encryptor", Encryptor([bytes(32)]))
+        cipher = address.cipher(gateway, str(record.born))
+    turn = await claim_foreign(sealed, address, b"1 " + cipher.encrypt(message_field(2), orjson.dumps(GOOD)))
     seconds, _ = await redis_command(sealed, "TIME")
     await redis_command(sealed, "HSET", address.session, "claimed", int(seconds) * 1000)
     await check_session(sealed.producer.gateway, address)
