@@ -28,7 +28,7 @@ from .keys import Namespace, Partition
 from .partitions.route import spread
 from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
-from .security.encryption import ERROR, MESSAGE, TaskCipher, event_field
+from .security.encryption import ERROR, TaskCipher, event_field, message_field
 from .security.hash_chain import SNAPSHOT, START, ChainHead, Link
 from .transport.gateway import Gateway
 from .transport.large_results import stored_record
@@ -400,7 +400,9 @@ async def upload_past(
         await log.add(entry, stored)
     for name, value in past.inbox:
         at, space, content = value.partition(b" ")
-        sealed = MESSAGE if name.startswith("m:") else value_kind(name[2:]) if name.startswith("v:") else None
+        sealed = value_kind(name[2:]) if name.startswith("v:") else None
+        if name.startswith("m:"):
+            sealed = message_field(int(name[2:]))
         await inbox.put(name, value if sealed is None else at + space + cipher.encrypt(sealed, content))
     for upload in (steps, log, inbox):
         await upload.flush()

@@ -10,11 +10,20 @@ each script that gives the record a TTL gives it to the inbox, too. Fields:
     bytes      upper bound of the size of the unread messages
     used       the first messages that were all used
     last       number of the last message
+    given      last number that a sender was given to encrypt its message for
 
 and those of the waits and the values of the task, see waits.py and values.py.
 
 A number is the time of the send, or the number after the last one. So a server that has lost its last writes does not
 give one of their numbers to another message, and a run that has used the lost one does not skip the other.
+
+A message is encrypted for its number, so a copy of it under another number cannot be decrypted. Its sender asks the
+script for a number first. The script gives no number twice, and stores a message only after those that it has: if
+another one was stored under a later number meanwhile, the sender encrypts its message again, for a new number. A sender
+whose reply is lost sends again under the same message id, and gets the number of what is stored. The digest of that id
+would not do in place of the number: a run would have to know all ids that it has ever used. Numbers grow, so a run
+knows what it has used by the last number and the few before it that it has left (worker/durable/messaging.py).
+Without a key there is nothing to bind, and a message takes one call.
 
 `send_message.lua` stores a message and wakes the task if its record says so (fields `waits` and `wakes`, see park.lua).
 The call of `write_checkpoint.lua` that records the use of a message removes it.
@@ -26,8 +35,9 @@ page by page, and no message that is larger than its reader takes. One that cann
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -41,7 +51,7 @@ from .json_form import as_json
 from .junk import count_of
 from .keys import Namespace, Partition
 from .records import State
-from .security.encryption import MESSAGE, TaskCipher
+from .security.encryption import TaskCipher, message_field
 from .transport.gateway import Gateway
 from .transport.scripts import milliseconds, queue_script
 
@@ -78,6 +88,9 @@ _OVERHEAD: Final = 256
 _LATEST: Final = 30
 """Events of a log that are read to find the wait of a task."""
 
+_TRIES: Final = 1000
+"""Numbers that a sender asks for, each after another message was stored under a later one."""
+
 _REDIRECTS: Final = 128
 """Successors that a message follows: more than a chain can have."""
 
@@ -88,7 +101,8 @@ class InboxMessage:
 
     Attributes:
         number: Number of the message; it grows with each message, not by one. 0 for what no sender wrote.
-        sender: Name of the sender; the id of a task that sent it. With a problem: what the message claims, if anything.
+        sender: Name of the sender; the id of a task that sent it, set by the system. With a problem: what the message
+            claims, if anything.
         content: JSON data.
         at: Time of the send, in milliseconds of Redis' clock since the epoch.
         problem: Why the message cannot be read, if it cannot. It stays in the inbox, and no read returns it.
@@ -117,6 +131,33 @@ class InboxMessage:
         return shown if self.problem is None else shown | {"problem": self.problem}
 
 
+class ActingTask(NamedTuple):
+    """A task that a worker runs, whose handler, steps and tools call here, in threads too."""
+
+    namespace: str
+    queue: str
+    id: str
+
+
+ACTING_TASK: Final[ContextVar[ActingTask | None]] = ContextVar("perdure_acting_task", default=None)
+"""The task whose handler calls here; None outside of tasks."""
+
+
+def acting_sender(what: str, given: str) -> str:
+    """Return the sender of a message or an answer: in a task its id, elsewhere the one that is given.
+
+    Raises `ValueError` if a task names another sender than itself.
+    """
+    task = ACTING_TASK.get()
+    if task is None:
+        return given
+    if given not in ("", task.id):
+        raise ValueError(
+            f"the sender of {what} from task {task.id} must be the task itself, got {given!r}: leave the sender out"
+        )
+    return task.id
+
+
 class Sent(NamedTuple):
     """Receipt of a message: the task that has it, its number there, and the state of that task.
 
@@ -140,14 +181,17 @@ async def send_message(
     limit: int = DEFAULT_PAYLOAD_LIMIT,
     kind: str = "",
     hint: bool = False,
+    passes_on: bool = False,
 ) -> Sent:
     """Send a message to a task's inbox, or to that of its last successor.
 
     Args:
         content: JSON data, pydantic models included.
+        sender: Name of the sender. A message from a task's handler has the id of that task.
         message_id: A message that is sent again under the same id is stored once.
         limit: Largest size in bytes.
         kind: See `InboxMessage`.
+        passes_on: Whether the message comes from another sender, whose name it keeps.
         hint: Find out whether a waiting task waits for another sender, with one more read.
 
     Raises:
@@ -157,17 +201,17 @@ async def send_message(
         NoKey: The task's data is encrypted, and this process has no key.
         PayloadTooLarge: The message is over the limit.
         TypeError: The content is not JSON.
+        ValueError: A task names another sender than itself.
     """
     message_id = message_id or new_task_id()
+    sender = sender if passes_on else acting_sender("a message", sender)
     data = _encode(message_id, sender, content, limit, kind)
     digest = hashlib.blake2b(message_id.encode(), digest_size=12).hexdigest()
     known: Partition | None = partition
     for _ in range(_REDIRECTS):
         if known is None:
             break
-        stored = gateway.encryptor.of(known, task_id).encrypt(MESSAGE, data)
-        keys = [known.record(task_id), known.inbox(task_id), known.due, known.nudge]
-        answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MAX_MESSAGES, INBOX_BYTES])
+        answer, *rest = await _store(gateway, known, task_id, digest, data)
         match answer:
             case b"sent":
                 sent = Sent(task_id, int(rest[0]), State(rest[1].decode()))
@@ -186,6 +230,22 @@ async def send_message(
         task_id = rest[0].decode()
         known = await find_task(gateway, Namespace(known.namespace), task_id)
     raise TaskNotFound(task_id, f"namespace {partition.namespace!r} on {gateway.address.shown}")
+
+
+async def _store(gateway: Gateway, partition: Partition, task_id: str, digest: str, data: bytes) -> list[bytes]:
+    """Store a message, encrypted for its number if there is a key. Return the reply of the script."""
+    keys = [partition.record(task_id), partition.inbox(task_id), partition.due, partition.nudge]
+    cipher = gateway.encryptor.of(partition, task_id)
+    stored, number = (b"", "") if gateway.encryptor.active else (data, "")
+    for _ in range(_TRIES):
+        reply: list[bytes] = await gateway.run(
+            _SEND, keys, [task_id, digest, stored, number, MAX_MESSAGES, INBOX_BYTES]
+        )
+        if reply[0] != b"number":
+            return reply
+        number = reply[1].decode()
+        stored = cipher.encrypt(message_field(int(number)), data)
+    raise Refused(f"could not send to task {task_id}: {_TRIES} times others were faster; send the message again")
 
 
 async def _expected_sender(gateway: Gateway, partition: Partition, task_id: str) -> str:
@@ -274,7 +334,7 @@ def _message(number: int, stored: bytes, cipher: TaskCipher) -> InboxMessage:
     try:
         if not sent:
             raise ValueError("it has no time")
-        fields = plain_data(cipher.decrypt(MESSAGE, data))
+        fields = plain_data(cipher.decrypt(message_field(number), data))
         problem, sender = _problem(fields), _claimed_sender(fields)
         if problem is None:
             return InboxMessage(
@@ -319,9 +379,17 @@ async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> 
 
 
 async def forward_messages(
-    gateway: Gateway, partition: Partition, task_id: str, to: Partition, to_id: str
+    gateway: Gateway,
+    partition: Partition,
+    task_id: str,
+    to: Partition,
+    to_id: str,
+    *,
+    is_used: Callable[[int], bool],
 ) -> list[InboxMessage]:
     """Move the messages that a task has not used into the inbox of its successor. Idempotent.
+
+    is_used: whether the task has used a message with a number: a copy of that is left.
 
     If `Kind.TRANSFERRED` was written before, and the task is settled after this, no message is lost, whenever it is
     sent.
@@ -332,7 +400,7 @@ async def forward_messages(
     left: list[InboxMessage] = []
     full = False
     async for message in read_inbox(gateway, partition, task_id):
-        if message.problem is not None or full:
+        if message.problem is not None or full or is_used(message.number):
             left += [message] if message.number else []
             continue
         try:
@@ -345,6 +413,7 @@ async def forward_messages(
                 message_id=message.id,
                 limit=_ANY_SIZE,
                 kind=message.kind,
+                passes_on=True,
             )
         except (InboxFull, TaskEnded):
             left.append(message)

@@ -737,16 +737,14 @@ class Context(TaskInfo, StepCaller):
         to: str | TaskHandle[Any],
         content: Any,
         *,
-        sender: str | None = None,
         promise: str | None = None,
         due: datetime | None = None,
     ) -> Sent:
-        """Send a message to another task: once, however often this task runs again.
+        """Send a message to another task: once, however often this task runs again. Its sender is this task's id.
 
         Args:
             to: id or handle of the task.
             content: JSON data.
-            sender: name of the sender, else this task's id, to which an answer can be sent.
             promise: what is promised to the receiver, recorded with the message: see `promise`. due: until when.
 
         Raises:
@@ -758,7 +756,7 @@ class Context(TaskInfo, StepCaller):
 
             promised = made_promise(self._run, to, promise, due)
         durability = self._options.durability
-        return await send(self._run, to, content, sender=sender, promised=promised, durability=durability)
+        return await send(self._run, to, content, promised=promised, durability=durability)
 
 
 def current_context() -> Context:

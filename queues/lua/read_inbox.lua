@@ -11,7 +11,7 @@ local most, left = tonumber(ARGV[2]), tonumber(ARGV[4])
 local used, sent = inbox_counts(KEYS[1], most)
 local after = math.max(used, tonumber(ARGV[1]) or 0)
 local expected = 2 * math.min(sent, most) + sent - used
-for _, name in ipairs({'sent', 'used', 'last', 'bytes', 'open', 'early', 'values', 'changed', 'updates'}) do
+for _, name in ipairs({'sent', 'used', 'last', 'bytes', 'given', 'open', 'early', 'values', 'changed', 'updates'}) do
   expected = expected + redis.call('HEXISTS', KEYS[1], name)
 end
 local foreign = math.max(0, redis.call('HLEN', KEYS[1]) - expected)

@@ -84,6 +84,11 @@ def _marked(kind: str, name: str, secrets: SecretPaths) -> str:
     return f"marked-{kind}:{orjson.dumps(secrets).decode()}{name}" if secrets else f"{kind}:{name}"
 
 
+def message_field(number: int) -> str:
+    """Return the kind of an inbox message, which cannot be decrypted under another number."""
+    return f"{MESSAGE}:{number}"
+
+
 def event_field(number: int, event_type: str) -> str:
     """Return the kind of an event's data, which cannot be decrypted at another place of the log or as another type."""
     return f"event:{number}:{event_type}"

@@ -196,7 +196,7 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
     monkeypatch.setattr(inbox, "MAX_MESSAGES", 4)
     await there.send("first", message_id="first")
     for _ in range(2):
-        left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
+        left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next", is_used=lambda _: False)
         assert [one.number for one in left] == [second.number], "which is broken"
     assert [(one.id, one.sender, one.content) for one in await there.pending_messages()] == [
         ("first", "", "first"),
@@ -210,7 +210,7 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
         await handle.send("later")
     broken = {f"m:{second.number}": b"1 " + orjson.dumps(_MESSAGE), f"m:{third.number}": b"1 ?"}
     await gateway.command("HSET", partition.inbox("t"), *(part for field in broken.items() for part in field))
-    left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
+    left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next", is_used=lambda _: False)
     assert [(one.number, one.problem is None) for one in left] == [
         (second.number, True),
         (third.number, False),
@@ -229,7 +229,10 @@ async def test_a_correction_is_stored_once_keeps_its_kind_and_goes_along(
     assert sent[0] == sent[1]
     await handle.send("hello")
     assert [one.kind for one in await handle.pending_messages()] == ["correction", ""]
-    assert await inbox.forward_messages(producer.gateway, partition, "t", there.partition, "next") == []
+    assert (
+        await inbox.forward_messages(producer.gateway, partition, "t", there.partition, "next", is_used=lambda _: False)
+        == []
+    )
     assert [(one.kind, one.sender, one.content) for one in await there.pending_messages()] == [
         ("correction", "ada", {"a.b": 1}),
         ("", "", "hello"),

@@ -1217,10 +1217,14 @@ class Ledger:
             return "running" if pending is not None and not is_reserved(pending.owner) else "queued"
         return "waiting" if self.held.get(record, "waits") is not None else "scheduled"
 
-    def send(self, task: str, digest: str, message: bytes, limits: tuple[int, int], answer: list[bytes]) -> list[bytes]:
+    def send(
+        self, task: str, digest: str, message: bytes, sealed: int | None, limits: tuple[int, int], answer: list[bytes]
+    ) -> list[bytes]:
         """Put a message into the inbox; return the answer of the script, of which a new message's number is taken.
 
-        limits: messages and bytes that an inbox holds.
+        message: Empty to ask for a number.
+        sealed: Number for which the message is encrypted.
+        limits: Messages and bytes that an inbox holds.
         """
         most, limit = limits
         record, *_, inbox, _ = self.parts(task)
@@ -1236,7 +1240,13 @@ class Ledger:
         if sent - used >= most or size + len(message) > limit:
             return [b"full", b"%d" % (sent - used), b"%d" % size]
         number, last = int(answer[1]), int(self.held.get(inbox, "last") or 0)
-        if number <= last or (number != last + 1 and number < self.held.now):
+        if not message or (sealed is not None and sealed <= last):
+            given = int(self.held.get(inbox, "given") or 0)
+            if number <= max(last, given) or (number not in (last + 1, given + 1) and number < self.held.now):
+                return [b"a number that was not given, or the time"]
+            self.held.put(inbox, {"given": number})
+            return [b"number", b"%d" % number]
+        if number != sealed and (number <= last or (number != last + 1 and number < self.held.now)):
             return [b"a number after the last one, or the time"]
         reported: Hash = {f"m:{number}": Stamped(text=message), f"id:{digest}": number, "used": used}
         place: Hash = {f"n:{sent + 1}": b"%d %s" % (number, digest.encode()), "sent": sent + 1, "last": number}
@@ -1316,7 +1326,7 @@ class Ledger:
         """Return the answer of the script for a page that has all unread messages of an inbox."""
         inbox = self.parts(task)[3]
         sent, used = (int(self.held.get(inbox, name) or 0) for name in ("sent", "used"))
-        counts = ("sent", "used", "last", "bytes", "open", "early", "values", "changed", "updates")
+        counts = ("sent", "used", "last", "bytes", "given", "open", "early", "values", "changed", "updates")
         known = sum(self.held.get(inbox, name) is not None for name in counts)
         known += sum(name[:2] in ("w:", "a:", "e:", "c:", "v:", "o:") for name in self.held.hashes.get(inbox, {}))
         foreign = len(self.held.hashes.get(inbox, {})) - known - 2 * min(sent, most) - sent + used

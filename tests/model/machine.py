@@ -997,12 +997,16 @@ class Queues(RuleBasedStateMachine):
 
     @rule(task=tasks, which=which)
     def send(self, task: str, which: int) -> None:
+        """Send a message for any number, for one after the last or before it, or ask for a number."""
         digest, message, limit = f"d{which % 7}", b"%d" % which, 1000 if which % 3 else 30
         at, run = self.partition, self.ground.gateway.run
         keys = [at.record(task), at.inbox(task), at.due, at.nudge, at.ready]
+        last = int(self.ledger.held.get(at.inbox(task), "last") or 0)
+        message, number = [(message, None), (message, last + 1), (message, last), (b"", None)][which % 4]
+        given: list[Argument] = [task, digest, message, "" if number is None else number, 3, limit]
         for _ in range(2):
-            answer = self.ground.run(run(queue_script("send_message"), keys, [task, digest, message, 3, limit]))
-            expected = self.ledger.send(task, digest, message, (3, limit), answer)
+            answer = self.ground.run(run(queue_script("send_message"), keys, given))
+            expected = self.ledger.send(task, digest, message, number, (3, limit), answer)
             self.same(answer, expected)
         self.answer(task, which)
         found = self.ground.run(run(queue_script("read_inbox"), [at.inbox(task)], ["", 3, 9, 1000, 1000]))

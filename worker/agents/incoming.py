@@ -123,11 +123,13 @@ class Incoming(InboxOwner):
         run = self._run
         known = max(run.recorder.mail, run.history.mail)
         found, complete = await self._read_new()
-        stored = [one for message in found for one in self._entries(message)]
+        delivered = {message.number: self._entries(message) for message in found}
+        stored = [entry for entries in delivered.values() for entry in entries]
         if complete or not stored:
             self._seen = max([known, *(message.number for message in found)])
         if not stored:
             return False
+        stored += used_messages(run).use([number for number, entries in delivered.items() if entries])
         if last:
             self._rounds += 1
             stored.append(Entry(Kind.SAVED, _ROUNDS, b"%d" % self._rounds))
@@ -309,7 +311,7 @@ class Corrections:
     async def _apply(self, message: InboxMessage, also: Callable[[], Sequence[Entry]]) -> None:
         run, number = self._live.run, message.number
         used_messages(run).add(number)
-        entries = [Entry(Kind.CONSUMED, str(number), b"")]
+        entries = [Entry(Kind.CONSUMED, str(number), b""), *used_messages(run).use([number])]
         wanted = message.content if isinstance(message.content, dict) else {}
         try:
             if wanted:  # else it only confirms that the agent may continue

@@ -123,7 +123,7 @@ class SessionTurn(Generic[S]):
         if not self.is_own:
             return None
         for one in start.corrections:
-            options: dict[str, Any] = {"sender": one.by, "message_id": one.id, "limit": sys.maxsize}  # checked before
+            options: dict[str, Any] = {"sender": one.by, "message_id": one.id, "limit": sys.maxsize, "passes_on": True}
             store = partial(send_correction, run.gateway, run.delivery.partition, run.id, one.changes, **options)
             sent = await retry_while_unavailable(store, on_wait=self._wait)
             run.history.mail = max(run.history.mail, sent.number)

@@ -7,7 +7,8 @@ otherwise a resumed run could take another path. Reads and sends find their reco
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Container, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -19,7 +20,7 @@ from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import check_size
 from ...queues.errors import TaskNotFound
 from ...queues.handle import TaskHandle
-from ...queues.inbox import InboxMessage, Sent, last_message, read_inbox, send_message
+from ...queues.inbox import MAX_MESSAGES, InboxMessage, Sent, last_message, read_inbox, send_message
 from ...queues.inspection.views import find_task
 from ...queues.json_form import encodable
 from ...queues.keys import Namespace
@@ -53,13 +54,71 @@ _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
 
 
+_USED: Final = "#used"
+"""Checkpoint key of the last number that the task has used, and of the numbers before it that it has left."""
+
+
 class UsedMessages(set[int]):
-    """Numbers of the inbox messages that a run has read."""
+    """Numbers of the inbox messages that a run has read, and what is known of those that earlier runs have used.
+
+    A message is encrypted for its number, and numbers grow. So the last number that was used, with the numbers before
+    it that were unread then, says of any message whether the task has used it, also if another program puts a copy
+    back into the inbox. Both are stored by the write that records the use, if the task's data is encrypted: a run that
+    dies before it has used nothing, and one after it finds both. An unread message that is hidden from a full read
+    while others are used is refused later.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+        self._loaded = False
+        self._last = 0
+        self._left: set[int] = set()
+        """Numbers up to the last one that were unread when it was used."""
+        self._listed: set[int] = set()
+        """Numbers after the last one that this run has found in the inbox."""
+
+    async def load(self) -> None:
+        """Read what earlier runs have stored, once. Raises `DecryptionError`."""
+        if not self._loaded:
+            await self._run.history.read_unfinished(_USED)
+            self._restore()
+
+    def _restore(self) -> None:
+        """Restore what is stored, unless another call of this run has done so, and has used messages since."""
+        if not self._loaded and (data := self._run.history.saved.get(_USED)) is not None:
+            self._last, *left = orjson.loads(data)
+            self._left = set(left)
+        self._loaded = True
+
+    def may_take(self, number: int) -> bool:
+        """Return whether the task has not used a message with this number yet, as far as is stored."""
+        return number > self._last or number in self._left
+
+    def note(self, number: int) -> None:
+        """Note that the inbox has a message with this number, which may be taken."""
+        if number > self._last:
+            self._listed.add(number)
+
+    def keep(self, numbers: Container[int]) -> None:
+        """Forget the numbers that were left and are not in the inbox any more. numbers: all that are in it."""
+        self._left = {number for number in self._left if number in numbers}
+
+    def use(self, numbers: Collection[int]) -> list[Entry]:
+        """Note that messages are used. Return the entry that stores it, for the write that records their use."""
+        if not numbers or not self._run.gateway.encryptor.active:
+            return []
+        self._last = max(self._last, *numbers)
+        left = (self._left | {number for number in self._listed if number <= self._last}).difference(numbers)
+        self._left = set(sorted(left)[-MAX_MESSAGES:])
+        self._listed = {number for number in self._listed if number > self._last}
+        data = self._run.history.saved[_USED] = orjson.dumps([self._last, *sorted(self._left)])
+        return [Entry(Kind.SAVED, _USED, data)]
 
 
 def used_messages(run: Run) -> UsedMessages:
-    """Return the numbers of the inbox messages that this run has read."""
-    return run.extras.of(UsedMessages, UsedMessages)
+    """Return the numbers of the inbox messages that this run has read, and what earlier runs have used."""
+    return run.extras.of(UsedMessages, partial(UsedMessages, run))
 
 
 class InboxOwner(RunObserver):
@@ -221,13 +280,24 @@ async def unread_messages(run: Run, *, broken: bool = False) -> AsyncIterator[In
     A message that this worker cannot decrypt may be for a worker that has the key. It must not end the task, for any
     process with the right to send can store such a message.
 
+    A message that the task has used is not read again: a copy of it was put back.
+
     broken: Yield those that cannot be read as well.
     """
+    used, numbers = used_messages(run), set[int]()
+    await used.load()
     async for message in read_inbox(run.gateway, run.delivery.partition, run.id, largest=run.payload_limit):
+        numbers.add(message.number)
+        if message.number and not used.may_take(message.number):
+            if message.number not in used:  # else this run has used it since the page was read
+                report_unreadable(run, message, "it is a copy of a message that the task has used")
+            continue
+        used.note(message.number)
         if message.problem is not None:
             report_unreadable(run, message, message.problem)
         if message.problem is None or (broken and message.number):
             yield message
+    used.keep(numbers)
 
 
 def report_unreadable(run: Run, message: InboxMessage, problem: str) -> None:
@@ -256,6 +326,8 @@ _reported: Final = FirstOfEach()
 
 def consumed(run: Run, message: InboxMessage, *following: Event) -> list[Entry]:
     """Return the entries that log a message, and remove it from the inbox. They must be put at once.
+
+    In the same write, `UsedMessages.use` is stored for it.
 
     following: events to log after that of the message. Raises as `next_entries`.
     """
@@ -318,6 +390,7 @@ async def _put(
     entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:
         entries += consumed(run, message)
+    entries += used_messages(run).use([message.number for message in found])
     if waited and not found:
         entries.append(run.next_entry(Waited()))
     stored = bool(entries[1:])
@@ -334,7 +407,6 @@ async def send(
     to: str | TaskHandle[Any],
     content: Any,
     *,
-    sender: str | None,
     promised: OpenPromise | None = None,
     durability: Durability,
 ) -> Sent:
@@ -372,7 +444,7 @@ async def send(
             partition,
             task_id,
             content,
-            sender=run.id if sender is None else sender,
+            sender=run.id,
             message_id=f"{run.id}:{message}",
             limit=run.payload_limit,
         )

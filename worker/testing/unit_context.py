@@ -202,7 +202,6 @@ class UnitContext(Context):
         to: str | TaskHandle[Any],
         content: Any,
         *,
-        sender: str | None = None,
         promise: str | None = None,
         due: datetime | None = None,
     ) -> Sent:

@@ -29,10 +29,11 @@ from ...queues.ended_tasks import read_outcome
 from ...queues.errors import UnreadableRecord
 from ...queues.handle import TaskHandle
 from ...queues.joins import has_joins
+from ...queues.junk import count_of
 from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.records import State, number_of
-from ...queues.security.encryption import ERROR, MESSAGE, event_field, is_encrypted
+from ...queues.security.encryption import ERROR, event_field, is_encrypted, message_field
 from ...queues.security.hash_chain import LogCheck, open_head
 from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.gateway import Gateway
@@ -209,7 +210,7 @@ async def _write_inbox(gateway: Gateway, partition: Partition, task_id: str, out
             data = number + space + cipher.decrypt(value_kind(name.removeprefix("v:")), stored)
         if name.startswith("m:"):
             at, space, message = value.partition(b" ")
-            data = at + space + cipher.decrypt(MESSAGE, message)
+            data = at + space + cipher.decrypt(message_field(count_of(name[2:].encode())), message)
         out.write("inbox", data, name=name)
 
 

@@ -14,7 +14,7 @@ from perdure.queues import InboxFull, event_log, inbox
 from perdure.queues.delivery import checkpoint
 from perdure.queues.errors import NoKey
 from perdure.queues.event_log import read_events, read_last_events
-from perdure.queues.security.encryption import MESSAGE, Encryptor, TaskCipher
+from perdure.queues.security.encryption import Encryptor, TaskCipher, message_field
 from perdure.queues.security.keyring import generate_key
 
 from tests.support.workers import bounded, letter, redis_command, running_worker, wait_until, work_off
@@ -101,7 +101,7 @@ async def parked(handle: TaskHandle[Any]) -> None:
     await wait_until(waits, "the task waits")
 
 
-async def plant(app: App, handle: TaskHandle[Any], stored: bytes, *, wake: bool = True) -> int:
+async def plant(app: App, handle: TaskHandle[Any], stored: bytes, *, wakes: bool = True) -> int:
     """Store bytes as the next message of an inbox, as a raw client does, and wake the task. Return its number."""
     key = handle.partition.inbox(handle.id)
     sent, last = (int(value or 0) for value in await redis_command(app, "HMGET", key, "sent", "last"))
@@ -109,10 +109,15 @@ async def plant(app: App, handle: TaskHandle[Any], stored: bytes, *, wake: bool 
     number = max(last + 1, int(seconds) * 1000 + int(fraction) // 1000)
     listed = (f"n:{sent + 1}", f"{number} evil{number}", f"id:evil{number}", number, "sent", sent + 1, "last", number)
     await redis_command(app, "HSET", key, f"m:{number}", stored, *listed)
-    if wake:
-        await redis_command(app, "ZADD", handle.partition.due, 1, handle.id)
-        await redis_command(app, "XADD", handle.partition.nudge, "*", "why", "due")
+    if wakes:
+        await wake(app, handle)
     return number
+
+
+async def wake(app: App, handle: TaskHandle[Any]) -> None:
+    """Make the task due."""
+    await redis_command(app, "ZADD", handle.partition.due, 1, handle.id)
+    await redis_command(app, "XADD", handle.partition.nudge, "*", "why", "due")
 
 
 async def read_again(app: App, handle: TaskHandle[Any]) -> None:
@@ -191,7 +196,10 @@ async def test_a_forged_message_of_an_encrypted_task_names_its_sender(sealed: Ap
             "other key": Encryptor([base64.b64decode(OTHER)]).of(handle.partition, handle.id),
             "other task": sealed.producer.gateway.encryptor.of(handle.partition, "another"),
         }
-        number = await plant(sealed, handle, b"1 " + ciphers[how].encrypt(MESSAGE, data))
+        number = await plant(sealed, handle, b"1 ", wakes=False)
+        forged = b"1 " + ciphers[how].encrypt(message_field(number), data)
+        await redis_command(sealed, "HSET", handle.partition.inbox(handle.id), f"m:{number}", forged)
+        await wake(sealed, handle)
         await read_again(sealed, handle)
         (found,) = await handle.pending_messages()
         assert found.problem is not None
@@ -205,7 +213,7 @@ async def test_a_forged_message_of_an_encrypted_task_names_its_sender(sealed: Ap
 
 async def test_an_agent_reads_the_good_messages_beside_broken_ones(app: App, log: list[str]) -> None:
     handle = await app.tasks["listener"].enqueue("listen")
-    bad = [await plant(app, handle, b"1 " + data, wake=False) for data in [*DATA.values()][1:]]
+    bad = [await plant(app, handle, b"1 " + data, wakes=False) for data in [*DATA.values()][1:]]
     await handle.send("whole", sender="ada")
     async with running_worker(app):
         (text,) = await bounded(handle.result())
@@ -259,7 +267,7 @@ async def test_listed_messages_over_the_budget_are_not_loaded(app: App, monkeypa
     monkeypatch.setattr(inbox, "INBOX_BYTES", 500_000)
     handle = await app.tasks["pay"].enqueue()
     for _ in range(20):
-        await plant(app, handle, b"1 " + orjson.dumps(GOOD | {"content": "x" * 90_000}), wake=False)
+        await plant(app, handle, b"1 " + orjson.dumps(GOOD | {"content": "x" * 90_000}), wakes=False)
     found = await handle.pending_messages()
     assert len(found) == 20
     assert 0 < sum(message.problem is None for message in found) <= 6

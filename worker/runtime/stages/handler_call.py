@@ -9,6 +9,7 @@ from typing import Any
 
 from ....deadletter.policy import members_of
 from ....queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
+from ....queues.inbox import ACTING_TASK, ActingTask
 from ....queues.transport.gateway import Gateway
 from ...context import Context
 from ...durable.continuation import successor_of
@@ -51,6 +52,8 @@ class HandlerCall:
         timeout = time_limit_of(run, task)
         limit = None if timeout is None else run.limit(timeout)
         token, run.context, run.retry = CURRENT_RUN.set(run), ctx, task.retry
+        at = run.delivery.partition
+        acting = ACTING_TASK.set(ActingTask(at.namespace, at.queue, run.id))
         run.watch = watch_tools if task.watches_tools else None
         run.is_agent = task.on_orphan is None
         error: BaseException | None = None
@@ -83,6 +86,7 @@ class HandlerCall:
             error = _failure(task.name, raised)
         finally:
             stop = run.stop_reason  # a later stop came after the end of the handler, and changes nothing
+            ACTING_TASK.reset(acting)
             CURRENT_RUN.reset(token)
             if limit is not None:
                 limit.cancel()

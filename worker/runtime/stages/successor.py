@@ -17,6 +17,7 @@ from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ....queues.values import NamedValue, forward_values, read_changes
 from ...durable.continuation import complete_successor, successor_of
+from ...durable.messaging import used_messages
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason, counters_after
 from ...log import log_wait, logger
@@ -89,7 +90,10 @@ async def _forward(gateway: Gateway, run: Run, to: Partition, handed_to: str) ->
     Messages are routed only after the others were moved, so that if this worker dies between the two, none overtakes
     those that wait for the next run.
     """
-    forward = partial(forward_messages, gateway, run.delivery.partition, run.id, to, handed_to)
+    used = used_messages(run)
+    await used.load()
+    place = (gateway, run.delivery.partition, run.id, to, handed_to)
+    forward = partial(forward_messages, *place, is_used=lambda number: not used.may_take(number))
     on_wait = log_wait(f"task {run.id}", run.touch)
     await retry_while_unavailable(forward, on_wait=on_wait)
     await run.recorder.put(Entry(Kind.TRANSFERRED, handed_to, handed_to.encode()), wait=True)

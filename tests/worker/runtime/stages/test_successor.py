@@ -34,7 +34,7 @@ async def test_a_successor_that_has_expired_does_not_run_again(
         runs["first"] += 1
         await ctx.continue_as(second, why="the first half is done", arguments={})
 
-    async def fail_once(*args: Any) -> None:
+    async def fail_once(*args: Any, **options: Any) -> None:
         monkeypatch.setattr(stage, "forward_messages", forward_messages)
         raise RuntimeError("the worker fails between the two writes")
 
@@ -107,7 +107,7 @@ async def test_a_successor_that_expires_before_its_messages_are_forwarded_does_n
         runs["first"] += 1
         await ctx.continue_as(second, why="the first half is done", arguments={})
 
-    async def late(gateway: Any, partition: Any, task_id: str, to: Partition, to_id: str) -> Any:
+    async def late(gateway: Any, partition: Any, task_id: str, to: Partition, to_id: str, **options: Any) -> Any:
         async def expired() -> bool:
             return runs["second"] > 0 and not await gateway.command("EXISTS", to.record(to_id))
 
@@ -146,12 +146,12 @@ async def test_a_message_to_the_successor_does_not_overtake_those_that_move_to_i
         await proceed.wait()
         await ctx.continue_as(second, why="the first half is done", arguments={})
 
-    async def fail_once_routed(gateway: Any, partition: Partition, task_id: str, *to: Any) -> Any:
+    async def fail_once_routed(gateway: Any, partition: Partition, task_id: str, *to: Any, **options: Any) -> Any:
         if await gateway.command("HEXISTS", partition.record(task_id), "handed_to"):
             monkeypatch.setattr(stage, "forward_messages", forward_messages)
             assert (await handle.send("third")).task_id == f"{task_id}.h1"
             raise RuntimeError("the worker fails before the outcome is stored")
-        return await forward_messages(gateway, partition, task_id, *to)
+        return await forward_messages(gateway, partition, task_id, *to, **options)
 
     monkeypatch.setattr(stage, "forward_messages", fail_once_routed)
     async with app, running_worker(app):
