@@ -344,9 +344,9 @@ class TaskHandle(Generic[R]):
             raise TaskCancelled(self.id, replaced_by=record.replaced_by, dropped=record.dropped)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
-        if record.result is None:
+        if record.result is None and record.cipher.accepts_plain:
             return b"null"
-        data = record.cipher.decrypt(RESULT, record.result)
+        data = record.cipher.decrypt(RESULT, record.result or b"")
         if (value := LargeValue.decode(data)) is not None:
             key, what = self.partition.record(self.id), f"the result of task {self.id}"
             decrypt = partial(record.cipher.decrypt, RESULT_CHUNKS)

@@ -754,10 +754,10 @@ async def _outcome(
     if state is ChildEnd.DEAD:
         evidence = {} if ended.error is None else opened_evidence(cipher, ended.error)
         return ChildOutcome(child, state, reason=(ended.reason or b"").decode("utf-8", "replace"), error=evidence), b""
-    if state is ChildEnd.CANCELLED or ended.result is None:
+    if state is ChildEnd.CANCELLED or (ended.result is None and cipher.accepts_plain):
         return ChildOutcome(child, state), b"null"
     try:
-        result = cipher.decrypt(RESULT, ended.result)
+        result = cipher.decrypt(RESULT, ended.result or b"")
         if (large := LargeValue.decode(result)) is not None:
             decrypt, what = partial(cipher.decrypt, RESULT_CHUNKS), f"the result of task {task_id}"
             result = await read_large(gateway, partition.record(task_id), "result", "", large, decrypt, what)

@@ -211,3 +211,12 @@ async def test_export_refuses_a_log_without_its_last_event(app: App, tmp_path: P
         missing = pytest.raises(DecryptionError, match="event 5 is missing from its log")
         with missing, (tmp_path / "task").open("wb") as file:
             await export_task(app.producer, handle, NO_STORE, file)
+
+
+async def test_a_task_that_has_succeeded_without_a_result_is_not_believed(app: App) -> None:
+    async with app:
+        handle = await parked(app)
+        await redis_command(app, "HSET", handle.partition.record(handle.id), "state", "succeeded")
+        with pytest.raises(DecryptionError, match="it is not encrypted"):
+            await handle.result(timeout=5)
+        await redis_command(app, "HSET", handle.partition.record(handle.id), "state", "scheduled")
