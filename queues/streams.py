@@ -537,6 +537,7 @@ class _Reader:
         self._strict = False  # whether the next item must be there
         self._started = False
         self._losses = tail.losses
+        self._emitted: dict[tuple[str, int], int] = {}  # last position of each try of a unit
         self._changes: int | None = None  # of the tail, when it was found that the task has ended
 
     @property
@@ -595,9 +596,21 @@ class _Reader:
 
     def _lost(self) -> StreamItem:
         self._position, self._strict = 0, False
+        self._emitted.clear()
         return StreamItem("cut_off", self.cursor, 0, self._tail.name, self._tail.task_id, reason="lost")
 
     def _item(self, entry: _Entry) -> StreamItem:
+        """Return an entry as readers get it. One that another program has moved or copied is an item with a problem."""
+        stored, unit = entry.stored, (entry.stored.unit, entry.stored.attempt)
+        if stored.cut == CUT_ALL:
+            self._emitted.clear()
+        elif entry.problem is None and not stored.cut and not stored.key:
+            before = self._emitted.get(unit, 0)
+            if stored.position <= before:
+                entry = entry._replace(
+                    data=b"", problem=f"item {stored.position} of its step comes after item {before}"
+                )
+            self._emitted[unit] = max(before, stored.position)
         return _item(entry, self._tail.name, self._tail.task_id, self._where, self._query.adapter)
 
     def _check_gap(self, number: int) -> None:

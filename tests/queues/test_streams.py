@@ -492,3 +492,19 @@ async def test_blocking_reads_are_the_same(app: App, handle: TaskHandle[Any], wr
     gc.collect()
     with pytest.raises(ValueError, match="last must be"):
         handle.stream_sync(last=-3)
+
+
+async def test_an_item_that_was_moved_or_copied_is_an_item_with_a_problem(
+    app: App, handle: TaskHandle[Any], writer: StreamWriter
+) -> None:
+    await writer.emit("a", "b", unit="write", attempt=1)
+    await writer.emit("a", unit="write", attempt=2)
+    key = handle.partition.stream(handle.id, "output")
+    (_, first), (_, second), (_, third) = await redis_command(app, "XRANGE", key, "-", "+")
+    await redis_command(app, "DEL", key)
+    for number, fields in enumerate((second, first, second, third), 1):
+        await redis_command(app, "XADD", key, f"{number}-0", *fields)
+    found = await take(handle, 4)
+    assert [item.value for item in found] == ["b", None, None, "a"]
+    assert [item.problem is not None for item in found] == [False, True, True, False]
+    assert "item 1 of its step comes after item 2" in str(found[1].problem)

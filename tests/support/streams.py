@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from perdure import TaskHandle
 from perdure.queues import Gateway
-from perdure.queues.stream_items import CUT_UNIT, item_field, key_digest, keyed_field
+from perdure.queues.stream_items import CUT_ALL, CUT_UNIT, item_field, key_digest, keyed_field
 from perdure.queues.transport.pipelining import Argument
 
 
@@ -20,6 +20,7 @@ class StreamWriter:
     ) -> None:
         """kept: items that the stream keeps. pace: milliseconds between two items."""
         self.number = 0
+        self._positions: dict[tuple[str, int], int] = {}
         self._pace = pace
         self.key = handle.partition.stream(handle.id, name)
         self._record = handle.partition.record(handle.id)
@@ -29,7 +30,9 @@ class StreamWriter:
     async def emit(self, *values: Any, unit: str = "", attempt: int = 0) -> None:
         """Store items of a unit, and notify the readers once."""
         writes: list[Sequence[Argument]] = []
-        for position, value in enumerate(values, 1):
+        before = self._positions.get((unit, attempt), 0)
+        self._positions[unit, attempt] = before + len(values)
+        for position, value in enumerate(values, before + 1):
             data = self._cipher.encrypt(item_field(self._name, unit, attempt, position), orjson.dumps(value))
             writes.append(self._write("u", unit, "y", attempt, "n", position, "d", data))
         await self._send(writes)
@@ -40,6 +43,8 @@ class StreamWriter:
         await self._send([self._write("u", "", "k", digest, "d", data)])
 
     async def mark(self, unit: str, attempt: int, cut: bytes = CUT_UNIT) -> None:
+        if cut == CUT_ALL:
+            self._positions.clear()
         await self._send([self._write("u", unit, "y", attempt, "cut", cut)])
 
     def _write(self, *fields: Argument) -> Sequence[Argument]:
