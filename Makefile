@@ -37,7 +37,7 @@ help:
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
 	  'make replay       stop each handler of a suite at each write, and retry it after each call (REPLAY_SEED)' \
 	  'make simulate     the tests of the simulation, and a thousand runs of the whole system under virtual time (SEEDS, SEED)' \
-  'make fuzz         ten thousand hostile messages, and as many mutations of all keys (FUZZ_SEED, FUZZ_COUNT)' \
+  'make fuzz         ten thousand hostile messages, mutations of all keys, and forgeries of sealed data (FUZZ_SEED, FUZZ_COUNT)' \
 	  'make bounded      100,000 tasks of all outcomes, which leave no key in Redis and no memory in the worker' \
 	  'make evaluate     measure what agents know over long and interrupted runs, and print the figures (EVALUATE)' \
 	  'make failover     kill primaries and move slots under load, and print the outcomes of the tasks' \
@@ -202,7 +202,7 @@ simulate: install
 	$(PYTEST) $(SIMULATED)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --start $(SEED)
 
-# FUZZ_ONLY: numbers of the mutations of keys that are applied, as a failure names them.
+# FUZZ_ONLY: numbers of the mutations or forgeries that are applied, as a failure names them.
 fuzz: export FUZZ_COUNT ?= 10000
 fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 fuzz: install

@@ -1,4 +1,4 @@
-"""Bytes of another program, for real workers: hostile messages, and mutations of every key.
+"""Bytes of another program, for real workers: hostile messages, mutations of every key, forgeries.
 
 | module | what it holds |
 |---|---|
@@ -9,4 +9,7 @@
 | `world` | the deployment that is mutated, and its checks |
 | `test_keys` | what mutations do to workers and lists |
 | `search` | the search for guilty mutations |
+| `forgeries` | seeded forgeries of sealed data by a writer without the key |
+| `sealed` | the sealed deployment whose data is forged, and what it must never see |
+| `test_forged` | what forgeries do to handlers, clients, workers and lists |
 """
