@@ -57,7 +57,7 @@ ACTS: Final[Mapping[str, int]] = {
     "add": 6,
     "rename": 4,
     "cut": 1,
-    "attack": 5,
+    "attack": 8,
 }
 """Kinds of forgeries, with their weights."""
 
@@ -505,6 +505,7 @@ class _Choice:
     def attack(self) -> list[Command]:
         """Return the commands of an attack, which need each other; those of one value if none is possible here."""
         attacks = [self._result, self._next_event, self._next_message, self._answer, self._task]
+        attacks += [self._shorter, self._fresh, self._earlier] * 2
         self._dice.shuffle(attacks)
         if self._forgery.place.name.startswith("SessionPartition"):
             attacks = [self._turn]
@@ -549,6 +550,48 @@ class _Choice:
             commands = [_added(key, {**fields, b"e": str(entries + 1).encode()})]
             commands.append(["HSET", record, "entries", entries + 1])
         return [*commands, ["HSET", record, "events", number + 1]]
+
+    def _shorter(self) -> list[Command]:
+        """Cut the last events off a log, lower the counters to what is left, and perhaps put back older records."""
+        logs = [key for key in self._of_kind(b"log") if any(b"n" in fields for _, fields in self._now[key])]
+        if not logs:
+            return []
+        key = self._dice.choice(logs)
+        numbered = [(entry, fields) for entry, fields in self._now[key] if b"n" in fields]
+        keep = self._dice.randrange(len(numbered))
+        commands: list[Command] = [["XDEL", key, entry] for entry, _ in numbered[keep:]]
+        record = self._beside(key, b"log", b"record")
+        last = numbered[keep - 1][1] if keep else {}
+        commands.append(["HSET", record, "events", last.get(b"n", b"0")])
+        if b"e" in last and self._dice.random() < 0.3:
+            commands.append(["HSET", record, "entries", last[b"e"]])
+        return commands + (self._put_back(self._beside(key, b"log", b"steps")) if self._dice.random() < 0.5 else [])
+
+    def _fresh(self) -> list[Command]:
+        """Say that the task was replayed without its checkpoint."""
+        if not (logs := self._of_kind(b"log")):
+            return []
+        key = self._dice.choice(logs)
+        commands: list[Command] = [["XADD", key, "*", "type", "replayed", "data", '{"fresh":true}']]
+        if self._dice.random() < 0.5:
+            commands.append(["HSET", self._beside(key, b"log", b"record"), "events", 0])
+        return commands
+
+    def _earlier(self) -> list[Command]:
+        """Put back older values of several fields of one key."""
+        kind = self._dice.choice((b"steps", b"record", b"inbox", b"join"))
+        keys = [key for key in self._of_kind(kind) if any(past.get(key) for past in self._forger.past)]
+        return self._put_back(self._dice.choice(keys)) if keys else []
+
+    def _put_back(self, key: bytes) -> list[Command]:
+        """Return the command that puts back some of the older values of a hash; not all, which is an older copy."""
+        past = self._dice.choice(self._forger.past).get(key) if self._forger.past else None
+        now = self._now.get(key)
+        if not isinstance(past, dict) or not isinstance(now, dict):
+            return []
+        changed = [(name, past[name]) for name in sorted(past) if now.get(name) != past[name]]
+        chosen = self._dice.sample(changed, self._dice.randint(1, len(changed))) if changed else []
+        return [["HSET", key, *[part for pair in chosen for part in pair]]] if chosen else []
 
     def _next_message(self) -> list[Command]:
         """Deliver a message once more, or a plain one, and wake the task."""

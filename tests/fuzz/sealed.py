@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import anyio.to_thread
@@ -27,6 +28,8 @@ import redis.asyncio
 from perdure import App, PerdureError, Settings, State, TaskHandle
 from perdure.queues import Namespace
 from perdure.queues.sessions.record import SessionAddress
+from perdure.worker.agents.identity import Identity, set_identity
+from perdure.worker.transfer.export import export_task
 
 from tests.fuzz.forgeries import FORGED, Applied, Forger, Forgery, Stored, read_stored
 from tests.support.command_line import call
@@ -50,7 +53,13 @@ COHORT: Final[Mapping[str, int]] = {
 """Tasks of each handler in a round."""
 
 SESSIONS: Final = 20
+EXPORTED: Final = [f"{name}-{number}" for name in ("steps", "thinker", "fails") for number in range(5)]
+"""Tasks that an operator exports after the forgeries."""
+
 UNTOUCHED: Final = "untouched"
+PACE: Final = "pace-"
+"""Start of the ids of tasks that run while others are waited for."""
+
 _SERVED: Final = 30.0
 """Seconds within which a new task has its result. The bound decides nothing on an idle machine."""
 
@@ -97,6 +106,7 @@ class _Round:
     children: dict[str, list[Any]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     succeeded: set[str] = field(default_factory=set)
+    done: dict[str, int] = field(default_factory=dict)
 
     def wrong(self, subject: str, seen: object) -> None:
         self.findings.append(Finding(self.digests.get(subject, subject), f"{subject}: {str(seen)[:300]}"))
@@ -162,10 +172,12 @@ class SealedWorld:
             await self._advance(app, first, state)
             await self.forger.read()
             applied = [await self.forger.apply(one) for one in forgeries]
+            for task_id in EXPORTED:
+                await self._export(app, task_id, state)
             (workers.journal.parent / f"{workers.journal.name}-mended").touch()
             second = await workers.start(concurrency=16).ready()
             await self._finish(app, second, state)
-            await self._settle(app, workers, state)
+            await self._settle(app, workers, state, to_the_end=not forgeries)
             await self._read_all(app, state)
             await anyio.to_thread.run_sync(self._check_lists, state)
             if (code := second.process.poll()) is not None:
@@ -179,6 +191,9 @@ class SealedWorld:
     async def _begin(self, app: App, workers: WorkerProcesses, state: _Round) -> WorkerProcess:
         """Enqueue all tasks, and wait until each has come to its first wait or end."""
         worker = await workers.start(concurrency=16).ready()
+        for version in (1, 2):
+            identity = Identity(role=truth("identity", f"role {version}"))
+            await set_identity(app.producer.gateway, app.producer.namespace, "thinker", identity)
         for name, count in COHORT.items():
             for task_id in [f"{name}-{number}" for number in range(count)]:
                 await self._enqueue(app, name, task_id, state)
@@ -251,6 +266,15 @@ class SealedWorld:
         ):
             await _tolerated(functools.partial(handle.answer, name, truth(handle.id, name)), state, handle.id)
 
+    async def _export(self, app: App, task_id: str, state: _Round) -> None:
+        """Export a task. What is decrypted in the file is read as truth by an import."""
+        file, no_artifacts = io.BytesIO(), cast("Any", None)
+        with _Tolerating(state, task_id):
+            await export_task(app.producer, state.handles[task_id], no_artifacts, file)
+            for line in file.getvalue().splitlines():
+                if FORGED.encode() in line and not orjson.loads(line).get("plain"):
+                    state.wrong(task_id, f"export: {line.decode()}")
+
     async def _finish(self, app: App, worker: WorkerProcess, state: _Round) -> None:
         """Give the tasks what they wait for, replay dead letters, and run new tasks."""
         await self._enqueue(app, "brief", "new", state)
@@ -280,17 +304,27 @@ class SealedWorld:
     def _command(self, *command: str) -> Any:
         return call(*command, "--redis-url", self._settings.redis_url, "--namespace", self._settings.namespace)
 
-    async def _settle(self, app: App, workers: WorkerProcesses, state: _Round) -> None:
-        """Answer the children that start later, until nothing happens any more."""
-        size = -1
+    async def _settle(self, app: App, workers: WorkerProcesses, state: _Round, *, to_the_end: bool) -> None:
+        """Answer what is asked only now, until nothing happens any more while the worker runs another task.
+
+        to_the_end: Wait until all tasks have ended, as they do without forgeries.
+        """
+        seen = -1
         with anyio.move_on_after(_SERVED):
-            while (now := workers.journal.stat().st_size) != size:
-                size = now
+            while (now := _count(workers.journal)) != seen or (to_the_end and not await self._all_end(state)):
                 for task_id, handle in state.handles.items():
-                    if task_id.startswith("parent") or "late" in task_id:
-                        for name in ("go1", "go3"):
+                    if task_id.startswith(("parent", "stores")) or "late" in task_id:
+                        for name in ("go1", "go2", "go3"):
                             await self._answer(app, handle, state, name)
                 await anyio.sleep(_QUIET)
+                seen = now
+                await self._enqueue(app, "brief", f"{PACE}{len(state.handles)}", state)
+                await _tolerated(functools.partial([*state.handles.values()][-1].result, _SERVED), state, "the worker")
+
+    async def _all_end(self, state: _Round) -> bool:
+        handles = [handle for name, handle in state.handles.items() if not name.startswith(UNTOUCHED)]
+        records = await asyncio.gather(*(handle.record() for handle in handles))
+        return all(record.state.terminal for record in records)
 
     # what honest programs see
 
@@ -387,10 +421,15 @@ def _wrong_turn(session: str, number: int, place: str, value: Any, state: _Round
     return None
 
 
+def _count(journal: Path) -> int:
+    """Return the number of lines in the journal, but those of the tasks that set the pace."""
+    return sum(PACE.encode() not in line for line in journal.read_bytes().splitlines())
+
+
 _STEP = re.compile(r"step(\d)")
 
 
-def _wrong(task_id: str, place: str, value: Any, state: _Round) -> str | None:
+def _wrong(task_id: str, place: str, value: Any, state: _Round) -> str | None:  # noqa: PLR0911 - one per place
     """Return what is wrong with a value that a task has seen, None if it is the true one."""
     copies = LARGE if place in ("large", "big", "stored large") else 1
     match place:
@@ -414,7 +453,11 @@ def _wrong(task_id: str, place: str, value: Any, state: _Round) -> str | None:
             number = _STEP.fullmatch(key)
             return None if number and title == truth(task_id, f"title {number[1]}") else str(value)
         case "state":
-            return _wrong_state(task_id, value)
+            before = state.done.get(task_id, 0)
+            state.done[task_id] = len(value["results"])
+            return _wrong_state(task_id, value, before)
+        case "role":
+            return None if value in (truth("identity", "role 2"), "") else str(value)
         case "level 1" if value is None:
             return None  # as if the value had been deleted
         case _:
@@ -422,8 +465,11 @@ def _wrong(task_id: str, place: str, value: Any, state: _Round) -> str | None:
     return None if value == true_value else str(value)
 
 
-def _wrong_state(task_id: str, state: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the state of an agent, None if it may be that of a run."""
+def _wrong_state(task_id: str, state: Mapping[str, Any], before: int) -> str | None:
+    """Return what is wrong with the state of an agent, None if it may be that of a run.
+
+    before: Steps that were done when the agent looked the last time.
+    """
     done = [key for key in ("step1", "step2", "step3") if key in state["results"]]
     ends = [key[-1] for key in done]
     true = {
@@ -431,6 +477,8 @@ def _wrong_state(task_id: str, state: Mapping[str, Any]) -> str | None:
         "context": {f"step{number}": truth(task_id, f"context {number}") for number in ends},
         "plan": [truth(task_id, f"title {number}") for number in (1, 2, 3)],
     }
+    if len(done) < before:
+        return f"{len(done)} steps are done, after {before} were"
     if done != ["step1", "step2", "step3"][: len(done)] or any(state[name] != value for name, value in true.items()):
         return str(state)
     for name, word in (("decisions", "decision"), ("facts", "fact"), ("messages", "said")):

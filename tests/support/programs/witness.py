@@ -194,6 +194,7 @@ def make_program(settings: Settings, note: Note, mended: Callable[[], bool]) -> 
 
         def look(self, ctx: Context, state: AgentState) -> None:
             see(ctx, "goal", state.goal)
+            see(ctx, "role", "" if ctx.identity is None else ctx.identity.identity.role)
             see(
                 ctx,
                 "state",
