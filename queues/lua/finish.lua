@@ -16,6 +16,35 @@
 -- Field `unused_answers` is the number of answers that came early and no wait has used. If the task succeeds, field
 -- `unread` and the event `left_unread` have the number of messages that no run has read, unless a successor gets them:
 -- after this, none is accepted.
+-- as in watched.lua, without its functions: each call of a script would create them for plain tasks as well
+local about = redis.call('HMGET', KEYS[2], 'watchers', 'streams', 'gate', 'args', 'entries')
+local kept = redis.call('EXISTS', KEYS[3], KEYS[4]) > 0
+local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
+local own = pending and pending[2] == ARGV[2] and tostring(pending[4]) == ARGV[4]
+-- The plain end of nearly all tasks, as below, without what it does not need: a caller without more keys has no watchers and
+-- no clean-up task, and the record has its payload.
+if own and (#KEYS == 6 or #KEYS == 8) and not (kept or about[1] or about[2] or about[3]) and about[4]
+  and tonumber(about[5] or 0) >= tonumber(ARGV[5]) then
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local used_until = tonumber(redis.call('ZSCORE', KEYS[5], ARGV[12]) or 0)
+  if used_until >= now and used_until < 1e15 then
+    redis.call('HDEL', KEYS[2], 'entry', 'run', 'began', 'alive', 'step', 'step_at', 'suspect', 'returned')
+    redis.call('HSET', KEYS[2], 'state', ARGV[6], 'result', ARGV[7], 'attempts', ARGV[8], 'crashes', ARGV[9],
+      'ran', ARGV[10], 'finished', now, 'worker', ARGV[2], 'settled', ARGV[3] .. ' ' .. ARGV[4], unpack(ARGV, 13))
+    redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
+    redis.call('XDEL', KEYS[1], ARGV[3])
+    redis.call('PEXPIRE', KEYS[2], ARGV[11])
+    redis.call('PEXPIRE', KEYS[6], 2592000000)
+    for i = 7, #KEYS do
+      redis.call('PEXPIRE', KEYS[i], ARGV[11])
+    end
+    redis.call('PUBLISH', KEYS[2], ARGV[6])
+    return 1
+  end
+end
+
+-- preludes
 local function unread(inbox)
   local used, sent = inbox_counts(inbox, 1000)
   local found = 0
@@ -25,11 +54,9 @@ local function unread(inbox)
   return found
 end
 
--- as in watched.lua, without its functions: each call of a script would create them for plain tasks as well
-local about = redis.call('HMGET', KEYS[2], 'watchers', 'streams', 'gate')
 local watched = about[1] and true or false
 local answer = watched and 3 or 1
-if not owned(KEYS[1]) then
+if not own then
   if not settled(KEYS[2]) then
     return 0
   end
@@ -44,7 +71,6 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
-local kept = redis.call('EXISTS', KEYS[3], KEYS[4]) > 0
 local left = kept and ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
 left = left and left > 0 and left
 if left and #KEYS - (known and 1 or 0) < 8 then

@@ -2,7 +2,8 @@
 
 A script is called by the SHA-1 of its source (EVALSHA), so two versions of Perdure can share a server. No process
 sends the source with a call (EVAL): workers and operators load the scripts, and producers need no right to do so. A
-first line `-- include: NAME, NAME` puts the sources of these files in front.
+first line `-- include: NAME, NAME` puts the sources of these files in front, or where the script has the line
+`-- preludes`: each call creates their functions, so what needs none of them, and is frequent, ends before that line.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 _PRELUDES = Path(__file__).parents[1] / "lua"
 _INCLUDE = "-- include: "
+_HERE = "\n-- preludes\n"
 _loaded: dict[Path, Script] = {}
 
 
@@ -30,7 +32,9 @@ class Script:
 def load_script(path: Path) -> Script:
     """Read a script file and the preludes that it includes."""
     body = path.read_text("utf-8")
-    body = "".join((_PRELUDES / f"{name}.lua").read_text("utf-8") for name in _included(body)) + body
+    preludes = "".join((_PRELUDES / f"{name}.lua").read_text("utf-8") for name in _included(body))
+    before, here, after = body.partition(_HERE)
+    body = before + "\n" + preludes + after if here else preludes + body
     digest = hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
     script = _loaded[path] = Script(path.stem, body, digest)
     return script

@@ -196,9 +196,18 @@ def test_a_script_is_named_by_its_content() -> None:
 
 def test_an_include_puts_the_prelude_in_front() -> None:
     prelude = (FOLDER / "queues" / "lua" / "fence.lua").read_text("utf-8")
-    assert queue_script("finish").source.startswith(prelude)
+    assert queue_script("park").source.startswith(prelude)
     assert load_script(FOLDER / "deadletter" / "lua" / "bury.lua").source.startswith(prelude)
     assert not queue_script("enqueue").source.startswith(prelude)
+
+
+def test_a_script_may_do_its_frequent_act_before_the_functions_of_its_preludes() -> None:
+    before, _, after = (FOLDER / "queues" / "lua" / "finish.lua").read_text("utf-8").partition("-- preludes\n")
+    source = queue_script("finish").source
+    assert source.startswith(before)
+    assert source.endswith(after)
+    assert "local function owned" in source.removeprefix(before).removesuffix(after)
+    assert "return 1" in before
 
 
 def test_importing_the_packages_loads_every_script() -> None:
