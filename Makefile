@@ -32,7 +32,7 @@ help:
 	  'make test-system  the tests that depend on the kind of server, on the redis-server of PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
 	  'make test-redis62 the tests that depend on the kind of server, on Redis 6.2, the oldest supported' \
-	  'make check        ruff, mypy --strict, basedpyright, import layers' \
+	  'make check        ruff, mypy --strict, basedpyright, import layers; prints how old the figures of the documents are' \
 	  'make format       format the code and sort its imports' \
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
 	  'make replay       stop each handler of a suite at each write, and retry it after each call (REPLAY_SEED)' \
@@ -46,7 +46,7 @@ help:
 	  'make audit        known vulnerabilities of the packages that users install' \
 	  'make bench        throughput, step rate, latency and recovery, compared with a raw client' \
 	  'make bench-scale  cost of tasks and idle workers for Redis; writes docs/explanation/scaling.md' \
-	  'make bench-peers  comparison with ten other projects; writes docs/explanation/benchmarks.md (most of an hour)' \
+	  'make bench-peers  comparison with twelve other projects; writes docs/explanation/benchmarks.md (half an hour)' \
 	  'make bench-deploys deploys of new code under load, with the commands of systemd, Kubernetes, compose and PM2' \
 	  'make install      create .venv with all dependencies; the other targets call it' \
 	  'make clean        remove .venv and all build products'
@@ -129,7 +129,9 @@ adapters: install
 	$(BIN)/python -m tests.adapters --at $(AT) $(ADAPTERS)
 
 # The package index needs absolute links, so without an address nothing is built.
+# Figures of a tree without a commit cannot be repeated, so a release has none.
 dist: install
+	@$(BIN)/python -m benchmarks.figures --release
 	$(PIP) install --quiet --group release
 	@$(BIN)/python .ci/dist.py '$(REPOSITORY)'
 	@$(BIN)/python .ci/sbom.py dist/perdure-*.whl dist/perdure.cdx.json
@@ -165,6 +167,8 @@ test-cluster: install
 # The type checkers share nothing and take longest, so they run at the same time.
 check: install
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync check-mypy check-pyright check-style
+	@echo 'figures of the documents, how old they are:'
+	@$(BIN)/python -m benchmarks.figures
 
 .PHONY: check-mypy check-pyright check-style
 check-mypy:

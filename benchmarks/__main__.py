@@ -33,7 +33,7 @@ from .measures.throughput import THROUGHPUT
 from .recovery import SUPERVISED, recovery
 from .sizes import FULL, QUICK, Size
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.server import NoServer, given_server, own_server, server_line
 
 
@@ -118,7 +118,7 @@ def _measure(
     # Drawn between rounds only: a bar that refreshes by itself would take CPU time from the benchmark.
     progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     with server as deployment, progress:
-        conditions = [machine_line(), server_line(deployment)]
+        conditions = [origin_line(server_line(deployment))]
         bar = progress.add_task("starting", total=sum(size.rounds if one.repeated else 1 for one in wanted))
 
         def advance(name: str, rounds: int) -> None:

@@ -19,7 +19,7 @@ from perdure import App, Context, Worker
 from perdure.worker.log import configure_logging
 
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.server import own_server, server_line
 
 _CHILDREN: Final = "bench-children"
@@ -89,7 +89,7 @@ def children(
             _, largest = run(_measure(deployment, count, limit, traced=True))
             assert process.stdin is not None
             process.stdin.close()
-        print(f"{machine_line()}; {server_line(deployment)}")
+        print(origin_line(server_line(deployment)))
     print(f"{results:g} children, {limit} open at once, gathered in {seconds:.2f} s by {runs:g} runs of the parent")
     print(f"{count / seconds:,.0f} children per second; the parent's process allocated {largest / 1e6:.1f} MB at most")
 

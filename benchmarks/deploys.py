@@ -34,7 +34,7 @@ import typer
 from perdure import Producer, TaskHandle
 
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.processes import ROOT
 from .support.server import own_server, server_line
 
@@ -519,7 +519,7 @@ def main(
     if unknown := set(wanted) - set(SCENES):
         raise typer.BadParameter(f"no scene {', '.join(sorted(unknown))}; there are {', '.join(SCENES)}")
     with own_server(fsync=True) as deployment:
-        where = f"Measured on: {machine_line()}; {server_line(deployment)}."
+        where = origin_line(server_line(deployment))
         outcomes = []
         for name in wanted:
             outcomes.append(run(play(name, Size(rate=rate), deployment, found)))

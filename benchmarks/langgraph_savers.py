@@ -28,6 +28,8 @@ from perdure import App
 from perdure.integrations.langgraph import PerdureSaver, graph_task
 from perdure.testing import run_worker
 
+from .support.machine import origin_line
+
 
 class State(TypedDict):
     left: int
@@ -120,6 +122,7 @@ async def main(supersteps: int, rounds: int, fsync: str) -> None:
                     rate = await measure(f"thread-{number}", supersteps)
                     if number:  # the first round warms up
                         found[name].append(rate)
+    print(origin_line(f"the embedded server, appendfsync {fsync}"))
     for name, rates in found.items():
         print(f"{name:28} {statistics.median(rates):7.0f} supersteps/s   ({min(rates):.0f} to {max(rates):.0f})")
 

@@ -24,7 +24,7 @@ from perdure import Context, PerdureError, Worker
 from perdure.worker.log import configure_logging
 
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.processes import Child, started
 from .support.server import NoServer, own_server, server_line
 
@@ -161,7 +161,7 @@ def main(
         waiting, tasks, rounds, released = 500, 300, 1, 50
     try:
         with own_server(fsync=False) as deployment:
-            print(machine_line(), server_line(deployment), sep="\n")
+            print(origin_line(server_line(deployment)))
             _show_costs(run(costs(deployment.within("cost"), tasks, rounds)))
             late = quantiles(run(releases(deployment.within("release"), released)), n=100, method="inclusive")
             print(f"release to next start, limit of 1, two workers: p50 {late[49]:.1f} ms, p99 {late[98]:.1f} ms")

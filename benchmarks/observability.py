@@ -27,7 +27,7 @@ from perdure.otel import Tracing
 from perdure.worker.log import configure_logging
 
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.server import NoServer, own_server, server_line
 
 _CONCURRENCY: Final = 32
@@ -119,7 +119,7 @@ def main(
         tasks, rounds = 200, 1
     try:
         with own_server(fsync=False) as deployment:
-            print(machine_line(), server_line(deployment), sep="\n")
+            print(origin_line(server_line(deployment)))
             run(costs(deployment.within("warm"), tasks // 10, 1, 1))
             _show("no-op task", run(costs(deployment.within("noop"), tasks, 0, rounds)))
             _show("durable step", run(costs(deployment.within("steps"), tasks // _STEPS, _STEPS, rounds)))

@@ -18,6 +18,7 @@ from perdure import App, Context, Settings, Worker
 from perdure.queues import Address, Gateway, Namespace
 from perdure.queues.delivery.leases import Delivery, Leases
 from perdure.queues.envelope import Envelope, new_task_id
+from perdure.queues.security.encryption import Encryptor, step_chunks
 from perdure.queues.transport.pipelining import Command
 from perdure.queues.transport.scripts import pairs, queue_script
 from perdure.worker.durable.run import Run
@@ -31,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.server import own_server
 
 __all__ = ["parts", "totals"]
@@ -137,6 +138,10 @@ async def parts(times: int) -> list[tuple[str, float]]:
         if walked[former:] != [times]:
             raise RuntimeError("the task with steps did not come to its end")
 
+    encryptor = Encryptor([bytes(32)])
+    cipher = encryptor.of(partition, new_task_id())
+    record = bytes(140)
+
     def read() -> Delivery:
         return Delivery(partition, b"1-1", "w", 1, pairs(fields))
 
@@ -152,6 +157,11 @@ async def parts(times: int) -> list[tuple[str, float]]:
         ),
         ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish), times)),  # type: ignore[arg-type]  # the stub declares a tuple of one
         ("a durable step, from call to record", await _cpu(walk_once, times)),
+        (
+            "encrypt: 140 bytes, the first of a task",
+            await _plain(lambda: encryptor.of(partition, new_task_id()).encrypt(step_chunks("step"), record), times),
+        ),
+        ("encrypt: 140 bytes, further ones", await _plain(lambda: cipher.encrypt(step_chunks("step"), record), times)),
     ]
 
 
@@ -190,7 +200,8 @@ def main(
     with own_server(fsync=False) as deployment:
         for name, found in run(totals(deployment, 320 if quick else 30_000)):
             table.add_row(name, f"{found:.1f}")
-    Console().print(machine_line(), table, sep="\n")
+    print(origin_line())
+    Console().print(table)
 
 
 if __name__ == "__main__":

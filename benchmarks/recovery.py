@@ -23,7 +23,7 @@ from .raw.client import RawClient
 from .sizes import Size
 from .support.deployment import Deployment
 from .support.host import host
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.processes import started
 from .support.server import own_server, server_line
 
@@ -151,7 +151,7 @@ async def _concurrently(
 def main(times: Annotated[int, typer.Option(min=1, help="Repetitions of each benchmark.")] = 20) -> None:
     """Print the time until a task runs again with the default lease: median and worst."""
     with own_server(fsync=False) as deployment:
-        print(machine_line(), server_line(deployment), sep="\n")
+        print(origin_line(server_line(deployment)))
         found = run(_measure_all(deployment, times))
     print(f"\nseconds until the task runs again, {times} times   {'median':>8} {'worst':>8}")
     for what, seconds in found:

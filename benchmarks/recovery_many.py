@@ -30,7 +30,7 @@ import typer
 from perdure import App, Context, Producer
 
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.processes import ROOT, Child
 from .support.server import own_server, server_line
 
@@ -220,7 +220,7 @@ def main(
 ) -> None:
     """Print the seconds until n tasks run again after a worker or a host is lost, and the p99 wait of new tasks."""
     with own_server(fsync=False) as deployment:
-        print(machine_line(), server_line(deployment), f"lease {LEASE:g} s", sep="\n")
+        print(origin_line(server_line(deployment)), f"lease {LEASE:g} s", sep="\n")
         for case in CASES:
             print(f"\n{case.name}")
             columns = ("tasks", "resumed", "first", "median", "last", "new before", "new during")

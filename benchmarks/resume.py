@@ -31,7 +31,7 @@ from perdure.worker.log import configure_logging
 
 from .raw.client import RawClient
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.server import NoServer, own_server, server_line
 
 SIZES: Final = (100, 10_000, 100_000)
@@ -266,7 +266,7 @@ def main(
     configure_logging("ERROR")
     try:
         with own_server(fsync=False) as deployment:
-            conditions = [machine_line(), server_line(deployment)]
+            conditions = [origin_line(server_line(deployment))]
             found = table(run(_all(deployment, (100, 500) if quick else SIZES)))
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
         print(f"could not measure: {error}", file=sys.stderr)
@@ -274,7 +274,7 @@ def main(
     text = "\n".join([*conditions, "", found])
     print(text)
     if document is not None:
-        write(document, "\n".join([f"Measured on {'; '.join(conditions)}.", "", found]))
+        write(document, "\n".join([*conditions, "", found]))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from perdure.queues import Partition
 from perdure.worker.log import configure_logging
 
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.processes import started
 from .support.server import NoServer, own_server, server_line
 
@@ -156,7 +156,7 @@ def main(
         readers, seconds = 20, 1.0
     try:
         with own_server(fsync=False) as deployment:
-            print(machine_line(), server_line(deployment), sep="\n")
+            print(origin_line(server_line(deployment)))
             for raw in (False, True):
                 name = "raw client" if raw else "perdure"
                 fast = run(emitted(deployment.within(f"fast{raw}"), 1, round(2_000 * seconds), 2_000, raw=raw))

@@ -23,7 +23,7 @@ from perdure.worker.log import configure_logging
 
 from .raw.client import RawClient
 from .support.deployment import Deployment
-from .support.machine import machine_line, run
+from .support.machine import origin_line, run
 from .support.processes import started
 from .support.server import NoServer, own_server, server_line
 
@@ -103,7 +103,7 @@ def main(
         raise typer.BadParameter(f"--woken must be at most {parked - _WARM_UP}, got {woken}")
     try:
         with own_server(fsync=False) as deployment:
-            print(machine_line(), server_line(deployment), sep="\n")
+            print(origin_line(server_line(deployment)))
             found = run(measure(deployment, parked, woken))
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
         print(f"could not measure: {error}", file=sys.stderr)

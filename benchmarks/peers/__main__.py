@@ -22,7 +22,8 @@ from .processes import Failed
 from .rounds import estimate, measure
 from .servers import Postgres, postgres
 from .setups import QUEUES, STEPS, Peer
-from .sizes import FULL, QUICK
+from .sizes import FULL, QUICK, Amounts
+from .sweep import Swept, sweep
 
 _RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "benchmarks" / "results.json"
 
@@ -32,6 +33,9 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Only the benchmark of this name; may be repeated.")] = None,
     peer: Annotated[list[str] | None, typer.Option(help="Only Perdure and this peer; may be repeated.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Repetitions of each benchmark.")] = None,
+    swept: Annotated[
+        Path | None, typer.Option(help="The outcome of the sweep: read if the file exists, else written.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="The file of the results, as JSON.")] = _RESULTS,
     note: Annotated[str, typer.Option(help="A note on the conditions; shown at the head of the page.")] = "",
 ) -> None:
@@ -40,27 +44,42 @@ def main(
     if rounds is not None:
         size = replace(size, rounds=rounds, recoveries=min(rounds, size.recoveries))
     began = time.monotonic()
-    wanted = [what for what in measures(size) if not only or what.key in only]
-    _check("only", only, [what.key for what in measures(size)])
+    _check("only", only, [what.key for what in measures(size, {})])
     everyone = {each.key: each for each in (*QUEUES, *STEPS)}
     _check("peer", peer, list(everyone))
     chosen = [each for each in everyone.values() if not peer or each.key in peer or each.environment is None]
     options = [f"--only {key}" for key in only or ()] + [f"--peer {key}" for key in peer or ()]
     head = about(["--quick", *options] if quick else options, note=note)
-    known = _prepared([each for each in chosen if any(each in what.peers for what in wanted)])
-    _say(f"about {estimate(wanted, known, size) / 60:.0f} minutes for {len(known)} setups and {len(wanted)} benchmarks")
+    asked = [what for what in measures(size, {}) if not only or what.key in only]
+    known = _prepared([each for each in chosen if any(each in what.peers for what in asked)])
     with ExitStack() as stack:
-        database = _database(stack, wanted, known)
-        found = measure(wanted, known, size, database, _say)
+        database = _database(stack, asked, known)
+        settings = _swept(swept, known, size, database)
+        known |= {setup.key: known[setup.project] for setup in settings.best.values() if setup.project in known}
+        wanted = [what for what in measures(size, settings.best) if not only or what.key in only]
+        _say(
+            f"about {estimate(wanted, known, size) / 60:.0f} minutes for {len(known)} setups, {len(wanted)} benchmarks"
+        )
+        found = measure(wanted, known, size, database, settings.rates, _say)
         if database is not None:
             head["postgres_settings"] = {
                 name: database.setting(name) for name in ("fsync", "synchronous_commit", "wal_sync_method")
             }
     data = results.as_data(
-        {**head, "quick": quick, "seconds": round(time.monotonic() - began)}, size, wanted, known, found
+        {**head, "quick": quick, "seconds": round(time.monotonic() - began)}, size, wanted, known, found, settings.tried
     )
     results.write(data, output)
     _say(f"written to {output} after {(time.monotonic() - began) / 60:.1f} minutes")
+
+
+def _swept(file: Path | None, known: dict[str, Facts | str], size: Amounts, database: Postgres | None) -> Swept:
+    """Return the outcome of the sweep, that of the file if it exists."""
+    if file is not None and file.exists():
+        return Swept.of(results.read(file)["tried"])
+    outcome = sweep(known, size, database, _say)
+    if file is not None:
+        results.write({"tried": [dict(row) for row in outcome.tried]}, file)
+    return outcome
 
 
 def _prepared(peers: Sequence[Peer]) -> dict[str, Facts | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,11 +50,19 @@ class Measure:
         return PERDURE.key if peer.store == "redis" else PERDURE_FSYNC.key
 
 
-def measures(amounts: Amounts) -> Sequence[Measure]:
-    """Return all benchmarks, in the order of the report."""
+def measures(amounts: Amounts, best: Mapping[str, Peer]) -> Sequence[Measure]:
+    """Return all benchmarks, in the order of the report. best: the settings that the sweep chose, by project.
+
+    No-op tasks and durable steps are measured with the defaults and with the best settings, the other lines with the
+    best settings.
+    """
+    queues = [setup for peer in QUEUES for setup in (peer, *([best[peer.key]] if peer.key in best else []))]
+    steps = [setup for peer in STEPS for setup in (peer, *([best[peer.key]] if peer.key in best else []))]
+    chosen = [best.get(peer.key, peer) for peer in QUEUES]
+    limit = f"{amounts.limit:g} s"
     drained = (
-        "from the start of the first handler until all tasks have run and the client can read the last result; for "
-        f"slower setups, the tasks finished within {amounts.limit:g} s"
+        f"are enqueued, enough for twice {limit} at the rate that the sweep found; then one worker is started; tasks "
+        f"finished in the {limit} after the start of the first handler"
     )
     return [
         Measure(
@@ -63,26 +72,26 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "noop",
                     f"No-op tasks, concurrency {CONCURRENCY}",
                     "tasks/s",
-                    f"{amounts.tasks:,} tasks are enqueued, then one worker is started; {drained}",
+                    f"tasks {drained}",
                 ),
                 Line(
                     "enqueue",
                     "Enqueue, one by one",
                     "tasks/s",
-                    f"the same {amounts.tasks:,} tasks, each call awaited by one of 32 coroutines; blocking "
+                    "the same tasks, each call awaited by one of 32 coroutines; blocking "
                     "clients use a plain loop, because threads do not speed them up",
                 ),
             ],
-            QUEUES,
+            queues,
             _noop,
-            lambda size: 3 + size.tasks / 4_000 + size.limit * 0.8,
+            lambda size: 5 + size.limit,
         ),
         Measure(
             "bulk",
             [Line("bulk", "Enqueue, one bulk call", "tasks/s", f"{amounts.bulk:,} no-op tasks in one call")],
             QUEUES,
             _bulk,
-            lambda size: 1 + size.bulk / 20_000,
+            lambda size: 2 + size.bulk / 10_000,
         ),
         Measure(
             "echo",
@@ -91,12 +100,12 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "echo",
                     f"1 KB echo, concurrency {CONCURRENCY}",
                     "tasks/s",
-                    f"{amounts.tasks:,} tasks that take 1,024 bytes and return them are enqueued first; {drained}",
+                    f"tasks that take 1,024 bytes and return them {drained}",
                 )
             ],
-            QUEUES,
+            chosen,
             _echo,
-            lambda size: 3 + size.tasks / 8_000 + size.limit * 0.8,
+            lambda size: 5 + size.limit,
         ),
         Measure(
             "nap",
@@ -105,13 +114,12 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "nap",
                     f"10 ms sleep, concurrency {NAPPING}",
                     "tasks/s",
-                    f"{amounts.naps:,} tasks that sleep 10 ms are enqueued first (the sleeps allow {NAPPING * 100:,} "
-                    f"tasks/s); {drained}",
+                    f"tasks that sleep 10 ms (the sleeps allow {NAPPING * 100:,} tasks/s) {drained}",
                 )
             ],
-            QUEUES,
+            chosen,
             _nap,
-            lambda size: 3 + size.naps / 8_000 + size.limit * 0.7,
+            lambda size: 5 + size.limit,
         ),
         Measure(
             "spread",
@@ -124,7 +132,7 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "all their results; children per second between its start and that end",
                 )
             ],
-            QUEUES,
+            chosen,
             _spread,
             lambda size: 4 + size.children / 250,
         ),
@@ -139,7 +147,7 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "other, each from its call to its result; Perdure's worker is a separate process",
                 ),
             ],
-            STEPS,
+            steps,
             _steps,
             lambda size: 5 + size.walk_limit,
         ),
@@ -153,7 +161,7 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     f"the same with {CONCURRENCY} concurrent callers",
                 ),
             ],
-            STEPS,
+            steps,
             _steps_shared,
             lambda size: 6 + size.walk_limit,
         ),
@@ -194,25 +202,34 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
     ]
 
 
+def _free(peer: Peer) -> int:
+    """Return the concurrency of a setup on the lines that leave it free."""
+    return peer.concurrency or CONCURRENCY
+
+
 def _noop(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    found = measurements.queue_rates(peer, "noop", size.tasks, "singly", size.limit, CONCURRENCY)
+    found = measurements.queue_rates(peer, "noop", size.tasks, "singly", size.limit, _free(peer), database)
     return {"noop": found["run"], "enqueue": found["enqueue"]}
 
 
 def _bulk(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"bulk": measurements.bulk_rate(peer, size.bulk)}
+    return {"bulk": measurements.bulk_rate(peer, size.bulk, database)}
 
 
 def _echo(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"echo": measurements.queue_rates(peer, "echo", size.tasks, "bulk", size.limit, CONCURRENCY)["run"]}
+    found = measurements.queue_rates(peer, "echo", size.tasks, "bulk", size.limit, _free(peer), database)
+    return {"echo": found["run"]}
 
 
 def _nap(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"nap": measurements.queue_rates(peer, "nap", size.naps, "bulk", size.limit, NAPPING)["run"]}
+    tasks = min(size.tasks, math.ceil(NAPPING * 100 * size.limit))
+    return {"nap": measurements.queue_rates(peer, "nap", tasks, "bulk", size.limit, NAPPING, database)["run"]}
 
 
 def _spread(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    found = measurements.queue_rates(peer, "spread", 1, "singly", _SPREAD_WITHIN, CONCURRENCY, size.children)
+    found = measurements.queue_rates(
+        peer, "spread", 1, "singly", _SPREAD_WITHIN, CONCURRENCY, database, children=size.children
+    )
     return {"spread": found["run"]}
 
 
@@ -236,8 +253,8 @@ def _recovery(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None
         raise Failed(facts.recovery_where)
     if facts.recovery > size.patience:
         raise Failed(f"default {facts.recovery:,.0f} s ({facts.recovery_where}), not waited for")
-    return {"recovery": measurements.recovery_seconds(peer, None, _MARGIN * facts.recovery)}
+    return {"recovery": measurements.recovery_seconds(peer, None, _MARGIN * facts.recovery, database)}
 
 
 def _recovery_set(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"recovery_set": measurements.recovery_seconds(peer, size.silence, 8 * size.silence)}
+    return {"recovery_set": measurements.recovery_seconds(peer, size.silence, 8 * size.silence, database)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ __all__ = ["Bench", "Facts", "bulk_rate", "facts", "queue_rates", "recovery_seco
 CONCURRENCY = 32
 STARTED_WITHIN = 60.0
 _FILLED_WITHIN = 60.0
+_READY_WITHIN = 30.0
 _RESULTS_WITHIN = 30.0
 _SETTLED = (5.0, 7.0)
 """Seconds from the start of the second worker to the kill of the first; random, because of periodic heartbeats."""
@@ -55,12 +57,30 @@ class Bench:
             variables = {f"BENCH_{key.upper()}": str(value) for key, value in values.items() if value is not None}
             variables |= {"BENCH_TIMES": str(folder / "times"), **peer.extra}
             with _store(peer, database) as store:
-                yield cls(peer, folder, environment_of(peer.environment, variables | store))
+                bench = cls(peer, folder, environment_of(peer.environment, variables | store))
+                for command in peer.prepare:
+                    bench.prepare(command)
+                yield bench
 
     @property
     def times(self) -> TimeFile:
         """The file that the handlers write times to."""
         return TimeFile(str(self.folder / "times"))
+
+    def prepare(self, command: str) -> None:
+        """Run a command of the setup's environment to its end. Raises Failed with its output."""
+        name, *arguments = command.split()
+        program = bin_folder(self.peer.environment) / name
+        done = subprocess.run(
+            [program, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=_READY_WITHIN,
+            check=False,
+        )
+        if done.returncode:
+            raise Failed(f"{command}: {done.stderr.strip() or done.stdout.strip()}")
 
     @contextmanager
     def program(self, *arguments: object) -> Iterator[Session]:
@@ -77,7 +97,7 @@ class Bench:
         values = {
             "concurrency": concurrency,
             "seconds": f"{silence or 0:g}",
-            "url": self.environment["BENCH_REDIS_URL"],
+            "url": self.environment.get("BENCH_REDIS_URL", ""),
         }
         enqueued = [word.format_map(values) for word in words]
         command: list[str | Path] = [bin_folder(self.peer.environment) / enqueued[0], *enqueued[1:]]
@@ -102,7 +122,8 @@ def _store(peer: Peer, database: Postgres | None) -> Iterator[dict[str, str]]:
             raise Failed("no Postgres")
         name = f"bench_{random.getrandbits(48):012x}"
         try:
-            yield {"BENCH_DATABASE_URL": database.create(name)}
+            url = database.create(name)
+            yield {"BENCH_DATABASE_URL": url, "ABSURD_DATABASE_URL": url}
         finally:
             database.drop(name)
     else:
@@ -122,11 +143,11 @@ def facts(peer: Peer) -> Facts:
     return Facts(found["python"], found["versions"], found["recovery"]["seconds"], found["recovery"]["where"])
 
 
-def bulk_rate(peer: Peer, tasks: int) -> float:
+def bulk_rate(peer: Peer, tasks: int, database: Postgres | None) -> float:
     """Return the tasks per second of one bulk call."""
     with (
-        Bench.of(peer, tasks) as bench,
-        bench.program("programs.run_client", peer.module, "noop", tasks, "bulk-only", 0) as client,
+        Bench.of(peer, tasks, database) as bench,
+        bench.program("programs.run_client", peer.module, "noop", tasks, _FILLED_WITHIN, "bulk-only", 0) as client,
     ):
         enqueued = client.line(STARTED_WITHIN + _FILLED_WITHIN)
     if not enqueued["bulk"]:
@@ -135,15 +156,25 @@ def bulk_rate(peer: Peer, tasks: int) -> float:
 
 
 def queue_rates(
-    peer: Peer, task: str, tasks: int, how: str, limit: float, concurrency: int, children: int = 0
+    peer: Peer,
+    task: str,
+    tasks: int,
+    how: str,
+    limit: float,
+    concurrency: int,
+    database: Postgres | None,
+    *,
+    children: int = 0,
+    within: float = _FILLED_WITHIN,
 ) -> dict[str, float]:
     """Enqueue tasks, then run them with one worker; return the tasks per second of both, `enqueue` and `run`.
 
-    children: number that each task enqueues and waits for; `run` then counts those.
+    children: number that each task enqueues and waits for; `run` then counts those. within: seconds after which no more
+    tasks are enqueued one by one.
     """
     with (
-        Bench.of(peer, tasks + children, children=children) as bench,
-        bench.program("programs.run_client", peer.module, task, tasks, how, limit) as client,
+        Bench.of(peer, tasks + children, database, children=children) as bench,
+        bench.program("programs.run_client", peer.module, task, tasks, within, how, limit) as client,
     ):
         enqueued = client.line(STARTED_WITHIN + _FILLED_WITHIN)
         with bench.worker(concurrency) as worker:
@@ -153,11 +184,11 @@ def queue_rates(
     return {"enqueue": enqueued["enqueued"] / enqueued["seconds"], "run": ran / seen["seconds"]}
 
 
-def recovery_seconds(peer: Peer, silence: float | None, within: float) -> float:
+def recovery_seconds(peer: Peer, silence: float | None, within: float, database: Postgres | None) -> float:
     """Return the seconds from kill -9 of a worker with a running task until an idle worker runs the task again."""
     with (
-        Bench.of(peer, 2, recovery=silence) as bench,
-        bench.program("programs.run_client", peer.module, "hang", 1, "singly-trickle", 0) as client,
+        Bench.of(peer, 2, database, recovery=silence) as bench,
+        bench.program("programs.run_client", peer.module, "hang", 1, _FILLED_WITHIN, "singly-trickle", 0) as client,
     ):
         client.line(STARTED_WITHIN)
         with bench.worker(CONCURRENCY, silence) as victim:

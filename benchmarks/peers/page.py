@@ -10,9 +10,9 @@ import typer
 from . import results
 from .bars import bars_of
 from .chart import chart
-from .page_text import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, OLDER_TREE, SECTIONS, TITLE, facts
+from .page_text import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, SECTIONS, SWEEP, TITLE, facts
 from .results import Data
-from .tables import cell_table, guarantee_table, overview, settings_table
+from .tables import cell_table, guarantee_table, overview, settings_table, sweep_table
 from .target_table import reached
 
 _DOCS = Path(__file__).parents[2] / "docs" / "explanation"
@@ -43,7 +43,7 @@ def _there(**files: Path) -> list[tuple[str, Path]]:
 
 
 def _page(data: Data, runs: dict[str, Data]) -> list[str]:
-    parts = [TITLE, OLDER_TREE, "## Known inequalities\n", INEQUALITIES, "## Conditions\n", facts(data), HOW_TO_READ]
+    parts = [TITLE, "## Conditions\n", facts(data), HOW_TO_READ, "## Known inequalities\n", INEQUALITIES]
     parts += ["## Perdure's targets\n", *reached(runs)]
     lines = {line["key"]: line for line in data["lines"]}
     for title, keys, promises, text in SECTIONS:
@@ -59,6 +59,7 @@ def _page(data: Data, runs: dict[str, Data]) -> list[str]:
                 *cell_table(line, data, promises),
             ]
     parts += ["## Guarantees of each setup\n", GUARANTEES, *guarantee_table(data)]
+    parts += ["## Settings that were tried\n", SWEEP, *sweep_table(data)]
     parts += ["## Settings and versions\n", *settings_table(data)]
     parts += ["## Not measured\n", LIMITS]
     return parts

@@ -1,33 +1,36 @@
-"""The prose of the benchmark page. `OLDER_TREE` and `INEQUALITIES` describe the stored run, the rest holds for any."""
+"""The prose of the benchmark page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..support.origin import Origin
 from .results import Data
 
-__all__ = ["GUARANTEES", "HOW_TO_READ", "INEQUALITIES", "LIMITS", "OLDER_TREE", "SECTIONS", "TITLE", "facts"]
+__all__ = ["GUARANTEES", "HOW_TO_READ", "INEQUALITIES", "LIMITS", "SECTIONS", "SWEEP", "TITLE", "facts"]
 
 TITLE = """# Benchmarks
 
 `make bench-peers` writes this page. Change `benchmarks/peers` instead of editing it.
 """
 
-OLDER_TREE = """**These figures are of an older tree**, whose revision is below; commits since then have changed
-Perdure's speed. The performance section of the [README](../../README.md#performance) has a newer run, of fewer
-benchmarks, with each project at its best documented setting.
+INEQUALITIES = """The setups are not equal in these points:
+
+- **Processes.** Perdure, like each of the others, runs one process of tasks on two cores. Celery's default are
+  processes instead of threads, so its best setting may have two.
+- **Concurrency.** It is 32, unless the name of a setting says otherwise: projects that run threads may be faster with
+  fewer of them.
+- **Supervision.** `perdure worker run` is a supervisor, a worker and a spare process, which starts during the first
+  second of a round. arq, docket, SAQ, streaq and procrastinate run one process without a supervisor.
+- **Disk.** PgQueuer, procrastinate, DBOS, LangGraph and Absurd write each transition to disk. They are compared with
+  Perdure on a Redis that does the same.
+- **LangGraph** takes one lock around each operation of a checkpointer, so its concurrent callers wait for each other.
 """
 
-INEQUALITIES = """The setups of this run are not equal in these points, mostly in favour of Perdure. A later
-run will remove them:
-
-- **arq and docket** ran with their default idle timers (0.5 s and 0.1 s). With short timers they reach 2,201
-  and 1,654 no-op tasks/s, so Perdure is about 11 and 14 times as fast, not 72 and 73. The echo benchmark is
-  affected in the same way.
-- **Celery** ran one process with 32 threads.
-- **LangGraph** takes one lock around each operation of a checkpointer, so its concurrent callers wait for
-  each other.
-- **uvloop** was installed for some setups only; see the versions at the end.
+SWEEP = """Before the run, settings that a project's documentation or its command line offers for speed ran one short
+round each: of no-op tasks, or of durable steps of 32 tasks. uvloop is one of them where the project does not use it by
+itself. The fastest setting is measured beside the defaults, and all ratios on this page are to the better of the two.
+A short round is less exact than the figures above: what matters is the order.
 """
 
 
@@ -38,38 +41,39 @@ def facts(data: Data) -> str:
     size = data["amounts"]
     command = " ".join(["python -m benchmarks.peers", *data["command"]])
     computer = f"{machine['cores']} cores, {machine['processor']}, {machine['memory_gb']:g} GB, {machine['system']}"
+    origin = Origin(command, data["revision"], data["made"][:10], f"{computer}, load {machine['load_before']:g}")
     found = [
-        f"Measured {data['made']} at revision `{data['revision']}` in {data['seconds'] / 60:.0f} minutes",
-        f"Command: `{command}`",
+        origin.line(),
+        f"Measured {data['made']} in {data['seconds'] / 60:.0f} minutes",
         f"{size['rounds']} rounds, {size['recoveries']} for recovery; data: [results.json](benchmarks/results.json)",
-        f"{computer}; load {machine['load_before']:g} before the run",
         f"Python {machine['python']}, Redis {machine['redis']}, Postgres {machine['postgres']}"
         + (f" ({settings})" if settings else ""),
     ]
     if data["note"]:
         found.append(data["note"])
     warning = "**A quick run: it only checks that everything runs. Ignore its figures.**\n\n" if data["quick"] else ""
-    return warning + "\n".join(f"- {fact}" for fact in found) + "\n"
+    return warning + found[0] + "\n\n" + "\n".join(f"- {fact}" for fact in found[1:]) + "\n"
 
 
-HOW_TO_READ = """Every figure is the median of several rounds, with the lowest and highest round in brackets. Rounds are
-interleaved: each setup once, then each setup again. Compare ratios within one run: the column "Perdure is"
-says how many times as fast Perdure is as that setup, or how many times sooner. Below 1 the other setup is
-better.
+HOW_TO_READ = """Every figure is the median of several rounds, with the lowest and highest round in brackets. Rounds
+are interleaved: each setup once, then each setup again. A round of tasks lasts as long for each setup. Compare ratios
+within one run: the column "Perdure is" says how many times as fast Perdure is as that project at the better of its
+settings, or how many times sooner. Below 1 the other project is better.
 
 All queue setups use a private redis-server on loopback TCP, restarted for each figure and without
 persistence; the same number of tasks; one worker process with the same concurrency; results stored and read
 back with the setup's own client. Each is started as its documentation describes, with JSON if it offers it,
-and without a log line per task. Handlers write start and end times to a memory-mapped file, which costs the
+and without a log line per task. Projects on Postgres use a private server with its defaults. Clients that are
+coroutines run on uvloop. Handlers write start and end times to a memory-mapped file, which costs the
 same for all of them.
 """
 
-_QUEUES = """One worker process each. RQ runs one job at a time, whatever the concurrency.
+_QUEUES = """RQ runs one job at a time, whatever the concurrency.
 """
 
 _STEPS = """Ten steps per task, each recorded before the next one runs. DBOS and LangGraph run in the calling process.
-Perdure's task passes through a queue to a worker process, and its result returns by push. Setups that fsync
-are compared with Perdure on a Redis that fsyncs too.
+A task of Perdure or Absurd passes through a queue to a worker process; its result returns by push, that of Absurd by
+polls of the caller. Setups that fsync are compared with Perdure on a Redis that fsyncs too.
 """
 
 _RECOVERY = """Time without progress after a worker dies. One no-op task is enqueued every quarter of a second

@@ -19,7 +19,7 @@ __all__ = ["Data", "as_data", "read", "write"]
 
 Data = dict[str, Any]
 
-FORMAT = 1
+FORMAT = 2
 
 
 def as_data(
@@ -28,13 +28,15 @@ def as_data(
     measures: Sequence[Measure],
     facts: Mapping[str, Facts | str],
     found: Mapping[tuple[str, str], Cell],
+    tried: Sequence[Mapping[str, Any]],
 ) -> Data:
-    """Return the whole run as data. about: when, where and how it was made."""
+    """Return the whole run as data. about: when, where and how it was made. tried: the settings of the sweep."""
     peers = {peer.key: peer for measure in measures for peer in measure.peers if peer.key in facts}
     return {
         "format": FORMAT,
         **about,
         "amounts": asdict(size),
+        "sweep": [dict(row) for row in tried],
         "peers": [_peer(peer, facts[peer.key]) for peer in peers.values()],
         "lines": [_line(measure, at, found, facts) for measure in measures for at in range(len(measure.lines))],
     }
@@ -57,6 +59,8 @@ def _peer(peer: Peer, facts: Facts | str) -> Data:
     return {
         "key": peer.key,
         "name": peer.name,
+        "project": peer.project or peer.key,
+        "timer": peer.timer,
         "store": peer.store,
         "worker": peer.worker,
         "settings": peer.settings.format(concurrency=32),

@@ -36,9 +36,13 @@ def measure(
     peers: Mapping[str, Facts | str],
     size: Amounts,
     database: Postgres | None,
+    rates: Mapping[str, float],
     say: Say,
 ) -> dict[tuple[str, str], Cell]:
-    """Return every cell by line and setup. peers: facts of each, or why it cannot be measured."""
+    """Return every cell by line and setup.
+
+    peers: facts of each, or why it cannot be measured. rates: no-op tasks per second of setups, as far as known.
+    """
     turns = [turn for what in measures if not what.at_once for turn in _turns(what, peers, size.rounds)]
     together = [turn for what in measures if what.at_once for turn in _turns(what, peers, size.recoveries)]
     found = {(line.key, peer.key): Cell() for what, _, peer in (*turns, *together) for line in what.lines}
@@ -46,7 +50,7 @@ def measure(
     def take(turn: _Turn) -> None:
         what, number, peer = turn
         began = time.monotonic()
-        outcome = _round(what, peer, peers[peer.key], size, database, found)
+        outcome = _round(what, peer, peers[peer.key], size.for_rate(rates.get(peer.key)), database, found)
         if outcome is not None:
             say(f"{what.key}, round {number}: {peer.name}: {outcome} [{time.monotonic() - began:.0f} s]")
 

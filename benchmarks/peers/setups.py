@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-__all__ = ["PERDURE", "PERDURE_FSYNC", "QUEUES", "STEPS", "Guarantee", "Peer"]
+__all__ = ["PERDURE", "PERDURE_FSYNC", "QUEUES", "STEPS", "Choice", "Guarantee", "Peer"]
 
 Store = Literal["redis", "redis-fsync", "postgres", "sqlite"]
 
@@ -26,14 +26,34 @@ class Guarantee:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Settings of a project's documentation that the sweep tries in place of the defaults.
+
+    name: as text for the tables. variables: of the environment of its programs. options: added to the command of the
+    worker. worker: another command. uvloop: whether the worker runs on uvloop, which is in its environment anyway.
+    concurrency: at which it runs the lines whose concurrency is free.
+    """
+
+    name: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    options: str = ""
+    worker: str = ""
+    uvloop: bool = False
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Peer:
     """One measured setup.
 
-    key: its name in commands and data. module: its module in `programs.frameworks`. worker: the command that starts a
-    worker, from the bin folder of its environment; `{concurrency}` and the server's `{url}` are filled in. recovery:
-    options added to that command to set the recovery timeout, `{seconds}` filled in; empty if the program sets it.
+    key: its name in commands and data. project: the key of the setup with the defaults, empty if this is it. module:
+    its module in `programs.frameworks`. worker: the command that starts a worker, from the bin folder of its
+    environment; `{concurrency}` and the server's `{url}` are filled in. recovery: options added to that command to set
+    the recovery timeout, `{seconds}` filled in; empty if the program sets it.
     environment: the virtual environment, None for the one of this process. distributions: packages whose versions are
     reported. settings: how it is run, as text for the table. cannot: reason by workload. extra: environment variables.
+    prepare: commands that make its tables. choices: other settings, tried by the sweep. timer: why a rate that a timer
+    of the project sets is flat or round. concurrency: at which it runs where that is free, None for the usual one.
     """
 
     key: str
@@ -48,8 +68,30 @@ class Peer:
     recovery: str = ""
     cannot: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, str] = field(default_factory=dict)
+    prepare: Sequence[str] = ()
+    choices: Sequence[Choice] = ()
+    timer: str = ""
+    project: str = ""
+    concurrency: int | None = None
+
+    def at(self, choice: Choice) -> Peer:
+        """Return this setup with other settings."""
+        worker = " ".join(part for part in (choice.worker or self.worker, choice.options) if part)
+        return replace(
+            self,
+            key=f"{self.key}-best",
+            name=f"{self.name}, {choice.name}",
+            settings=f"as {self.name}, with {choice.name}",
+            worker=f"{_ON_UVLOOP} {worker}" if choice.uvloop and worker else worker,
+            extra={**self.extra, **choice.variables},
+            choices=(),
+            timer="",
+            project=self.key,
+            concurrency=choice.concurrency,
+        )
 
 
+_ON_UVLOOP = "python -m programs.on_uvloop"
 _NO_BULK = "no bulk call"
 _MEMORY = "nothing: the server runs without persistence"
 
@@ -88,13 +130,17 @@ PERDURE_FSYNC = Peer(
         PERDURE.guarantee.recovery,
     ),
     worker=_PERDURE_WORKER,
+    cannot=dict.fromkeys(("spread", "recovery", "recovery_set"), "not measured: same as Perdure"),
 )
 
 _CELERY_WORKER = "celery -A programs.frameworks.on_celery worker --pool threads -c {concurrency}"
+_CELERY_PREFORK = "celery -A programs.frameworks.on_celery worker --pool prefork -c 2"
+_DOCKET_RUN = "python -m programs.frameworks.docket_worker"
 _ONE_AT_A_TIME = "one job at a time, each in a forked process"
 
 QUEUES: Sequence[Peer] = (
     PERDURE,
+    PERDURE_FSYNC,
     Peer(
         key="streaq",
         name="streaq",
@@ -107,6 +153,10 @@ QUEUES: Sequence[Peer] = (
             "late, with the result", "at least once", _MEMORY, "an idle timeout, checked by every reading worker"
         ),
         worker="streaq run programs.frameworks.on_streaq:worker",
+        choices=(
+            Choice("uvloop", {"BENCH_UVLOOP": "1"}),
+            Choice("uvloop, prefetch 256", {"BENCH_UVLOOP": "1", "BENCH_PREFETCH": "256"}),
+        ),
     ),
     Peer(
         key="saq",
@@ -125,6 +175,10 @@ QUEUES: Sequence[Peer] = (
         ),
         worker="saq programs.frameworks.on_saq.settings",
         cannot={"bulk": _NO_BULK},
+        choices=(
+            Choice("uvloop", uvloop=True),
+            Choice("uvloop, concurrency 10", uvloop=True, concurrency=10),
+        ),
     ),
     Peer(
         key="taskiq",
@@ -143,6 +197,10 @@ QUEUES: Sequence[Peer] = (
         ),
         worker="taskiq worker programs.frameworks.on_taskiq:broker --workers 1 --max-async-tasks {concurrency}",
         cannot={"bulk": _NO_BULK},
+        choices=(
+            Choice("prefetch 64", options="--max-prefetch 64"),
+            Choice("prefetch 64, arguments not parsed", options="--max-prefetch 64 --no-parse"),
+        ),
     ),
     Peer(
         key="arq",
@@ -157,6 +215,13 @@ QUEUES: Sequence[Peer] = (
         ),
         worker="arq programs.frameworks.on_arq.WorkerSettings",
         cannot={"bulk": _NO_BULK},
+        choices=(
+            Choice("poll every 10 ms", {"BENCH_POLL": "0.01"}),
+            Choice("poll every 10 ms, uvloop", {"BENCH_POLL": "0.01"}, uvloop=True),
+            Choice("poll every 1 ms, uvloop", {"BENCH_POLL": "0.001"}, uvloop=True),
+        ),
+        timer="arq reads at most 160 jobs (`queue_read_limit`, five times `max_jobs`) every 0.5 s (`poll_delay`), so "
+        "its rate at a concurrency of 32 is 320, whatever the machine",
     ),
     Peer(
         key="docket",
@@ -173,6 +238,13 @@ QUEUES: Sequence[Peer] = (
         worker="docket worker --docket bench --url {url}?max_connections=1000 --tasks "
         "programs.frameworks.on_docket:tasks --concurrency {concurrency}",
         recovery="--redelivery-timeout {seconds}s",
+        choices=(
+            Choice("check every 10 ms", {"BENCH_POLL": "0.01"}, worker=_DOCKET_RUN),
+            Choice("check every 1 ms", {"BENCH_POLL": "0.001"}, worker=_DOCKET_RUN),
+            Choice("check every 1 ms, uvloop", {"BENCH_POLL": "0.001", "BENCH_UVLOOP": "1"}, worker=_DOCKET_RUN),
+        ),
+        timer="docket fills its free slots once in 100 ms (`minimum_check_interval`), so its rate at a concurrency of "
+        "32 is 320, whatever the machine",
     ),
     Peer(
         key="dramatiq",
@@ -190,6 +262,11 @@ QUEUES: Sequence[Peer] = (
         ),
         worker="dramatiq programs.frameworks.on_dramatiq -p 1 -t {concurrency}",
         cannot={"bulk": _NO_BULK},
+        choices=(
+            Choice("8 threads", concurrency=8),
+            Choice("8 threads, prefetch 128", {"dramatiq_queue_prefetch": "128"}, concurrency=8),
+            Choice("2 threads, prefetch 128", {"dramatiq_queue_prefetch": "128"}, concurrency=2),
+        ),
     ),
     Peer(
         key="celery",
@@ -202,6 +279,11 @@ QUEUES: Sequence[Peer] = (
         guarantee=Guarantee("early, before it runs", "at most once", _MEMORY, "nothing: the task is lost"),
         worker=_CELERY_WORKER,
         cannot={"bulk": _NO_BULK, "recovery_set": "lost: acknowledged before it runs"},
+        choices=(
+            Choice("2 processes", worker=_CELERY_PREFORK),
+            Choice("2 processes, prefetch 64 each", {"BENCH_PREFETCH": "64"}, worker=_CELERY_PREFORK),
+            Choice("8 threads, prefetch 64 each", {"BENCH_PREFETCH": "64"}, concurrency=8),
+        ),
     ),
     Peer(
         key="celery-late",
@@ -236,6 +318,52 @@ QUEUES: Sequence[Peer] = (
         ),
         worker="python -m programs.frameworks.rq_worker",
         cannot={"recovery_set": "moved to the failed jobs unless it has retries"},
+        choices=(Choice("`SimpleWorker`, without a process per job", {"BENCH_SIMPLE": "1"}),),
+    ),
+    Peer(
+        key="pgqueuer",
+        name="PgQueuer",
+        module="on_pgqueuer",
+        store="postgres",
+        environment="pgqueuer",
+        distributions=("pgqueuer", "asyncpg", "uvloop"),
+        settings="`pgq run --max-concurrent-tasks {concurrency}` with asyncpg and uvloop, both by default; a batch of "
+        "10; keeps the state of a job, no result",
+        guarantee=Guarantee(
+            "late, in batches, without a result", "at least once", "every commit", "a heartbeat older than 30 s"
+        ),
+        worker="pgq run programs.frameworks.on_pgqueuer:worker --max-concurrent-tasks {concurrency} "
+        "--log-level WARNING",
+        recovery="--heartbeat-timeout {seconds}",
+        cannot={"spread": "a job cannot wait for others"},
+        choices=(
+            Choice("a batch of 16", options="--batch-size 16"),
+            Choice("a batch of 16, pool of connections", {"BENCH_POOL": "1"}, options="--batch-size 16"),
+        ),
+    ),
+    Peer(
+        key="procrastinate",
+        name="procrastinate",
+        module="on_procrastinate",
+        store="postgres",
+        environment="procrastinate",
+        distributions=("procrastinate", "psycopg", "uvloop"),
+        settings="`procrastinate worker -c {concurrency}`, PsycopgConnector; keeps the state of a job, no result",
+        guarantee=Guarantee(
+            "late, without a result",
+            "at most once, unless a task of the application retries stalled jobs",
+            "every commit",
+            "nothing by default",
+        ),
+        worker="procrastinate -a programs.frameworks.on_procrastinate.app worker -c {concurrency}",
+        cannot={
+            "spread": "a job cannot wait for others",
+            "recovery_set": "only a task of the application retries stalled jobs",
+        },
+        choices=(
+            Choice("uvloop", uvloop=True),
+            Choice("uvloop, pool of 20 connections", {"BENCH_POOL": "20"}, uvloop=True),
+        ),
     ),
 )
 
@@ -262,6 +390,10 @@ STEPS: Sequence[Peer] = (
         settings="`DBOS.launch()` with defaults, workflow and steps as plain functions; one thread per concurrent "
         "caller",
         guarantee=_DBOS,
+        choices=(
+            Choice("coroutines", {"BENCH_COROUTINES": "1"}),
+            Choice("coroutines, pool of 40 connections", {"BENCH_COROUTINES": "1", "BENCH_POOL": "40"}),
+        ),
     ),
     Peer(
         key="dbos-sqlite",
@@ -272,6 +404,31 @@ STEPS: Sequence[Peer] = (
         distributions=("dbos", "sqlalchemy", "SQLite"),
         settings="as above, with its default SQLite database",
         guarantee=_DBOS,
+        choices=(Choice("coroutines", {"BENCH_COROUTINES": "1"}),),
+    ),
+    Peer(
+        key="absurd",
+        name="Absurd",
+        module="on_absurd",
+        store="postgres",
+        environment="absurd",
+        distributions=("absurd-sdk", "absurdctl", "psycopg", "uvloop"),
+        settings="`AsyncAbsurd.start_worker(concurrency={concurrency})` in a process of its own, defaults otherwise; "
+        "the caller waits with `await_task_result`",
+        guarantee=Guarantee(
+            "each step committed before the next",
+            "a recorded step exactly once",
+            "every commit",
+            "an expired claim (120 s)",
+        ),
+        worker="python -m programs.frameworks.absurd_worker",
+        prepare=("absurdctl init", "absurdctl create-queue bench"),
+        choices=(
+            Choice("poll every 10 ms", {"BENCH_POLL": "0.01"}),
+            Choice("poll every 10 ms, threads", {"BENCH_POLL": "0.01", "BENCH_THREADS": "1"}),
+        ),
+        timer="Absurd's worker looks for tasks every 0.25 s if it found none (`poll_interval`), and the caller polls "
+        "for the result, so one task at a time waits mostly for these timers",
     ),
     Peer(
         key="langgraph-postgres",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 __all__ = ["FULL", "QUICK", "Amounts"]
@@ -12,16 +13,20 @@ __all__ = ["FULL", "QUICK", "Amounts"]
 class Amounts:
     """The size of a run: counts per round, times in seconds.
 
-    tasks: no-op and echo tasks enqueued. naps: 10 ms tasks enqueued. bulk: tasks enqueued by one call. limit: how long
-    a worker is measured after the first handler has started. children: of the one parent. walks: durable tasks of ten
-    steps. walk_limit: the same for those. silence: the recovery timeout, for setups that let it be set. patience:
-    longest default recovery timeout that is waited for.
+    tasks: no-op, echo and 10 ms tasks enqueued, where the sweep has not found how many a setup needs. swept,
+    sweep_fill, sweep_limit: of a round of the sweep, the tasks enqueued, the seconds in which as many of them as
+    possible are enqueued, and `limit`. bulk: tasks enqueued by one call. limit: how long a worker is measured after the
+    first handler has started. children: of the one parent. walks: durable tasks of ten steps. walk_limit: the same for
+    those. silence: the recovery timeout, for setups that let it be set. patience: longest default recovery timeout that
+    is waited for.
     """
 
     rounds: int
     recoveries: int
     tasks: int
-    naps: int
+    swept: int
+    sweep_fill: float
+    sweep_limit: float
     bulk: int
     limit: float
     children: int
@@ -30,14 +35,22 @@ class Amounts:
     silence: float
     patience: float
 
+    def for_rate(self, rate: float | None) -> Amounts:
+        """Return the amounts for a setup whose no-op tasks per second are known: tasks for twice the time limit."""
+        if rate is None:
+            return self
+        return replace(self, tasks=max(self.swept // 100, math.ceil(2 * rate * self.limit)))
+
 
 FULL: Final = Amounts(
-    rounds=5,
+    rounds=3,
     recoveries=3,
     tasks=10_000,
-    naps=4_000,
+    swept=40_000,
+    sweep_fill=1.5,
+    sweep_limit=2.0,
     bulk=20_000,
-    limit=5.0,
+    limit=3.0,
     children=1_000,
     walks=1_000,
     walk_limit=3.0,
@@ -49,9 +62,11 @@ QUICK: Final = Amounts(
     rounds=1,
     recoveries=1,
     tasks=500,
-    naps=200,
+    swept=500,
+    sweep_fill=1.0,
+    sweep_limit=0.5,
     bulk=1_000,
-    limit=2.0,
+    limit=0.5,
     children=100,
     walks=64,
     walk_limit=1.0,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..report import number
 from .bars import short
 from .results import Data
 
-__all__ = ["cell_table", "guarantee_table", "overview", "row", "settings_table", "spread"]
+__all__ = ["cell_table", "guarantee_table", "overview", "row", "settings_table", "spread", "sweep_table"]
 
 _REASON = 160
+
+_FLAT = 0.01
+"""Spread of the rounds of a rate, as a share of its median, below which the page has to explain it."""
 _HEADS = {
     "acknowledged": "acknowledged",
     "delivery": "delivery",
@@ -38,20 +41,35 @@ def spread(values: Sequence[float], median: float) -> str:
 
 
 def overview(lines: Sequence[Data], data: Data) -> list[str]:
-    """Return the table of Perdure's ratios to every peer."""
-    names = {peer["key"]: peer["name"] for peer in data["peers"]}
-    cells = {(line["key"], cell["peer"]): cell for line in lines for cell in line["cells"]}
-    keys = [key for key in names if any((line["key"], key) in cells for line in lines)]
+    """Return the table of Perdure's ratios to every project, each at the better of its settings."""
+    peers = {peer["key"]: peer for peer in data["peers"]}
+    better = [{cell["peer"]: cell for cell in line["cells"] if cell["peer"] in _better(line, data)} for line in lines]
     found = [row("Perdure compared with", *(line["title"] for line in lines)), rule("l", *("r" for _ in lines))]
-    for key in keys:
-        ratios = [_times(cells[line["key"], key]) if (line["key"], key) in cells else "-" for line in lines]
+    for project in dict.fromkeys(peer["project"] for peer in peers.values()):
+        cells = [[cell for key, cell in line.items() if peers[key]["project"] == project] for line in better]
+        ratios = [_times(of_line[0]) if of_line else "-" for of_line in cells]
         if any(ratio != "-" for ratio in ratios):
-            found.append(row(f"{names[key]}", *ratios))
+            found.append(row(peers[project]["name"], *ratios))
     return [*found, ""]
 
 
+def _better(line: Data, data: Data) -> set[str]:
+    """Return the setups of a line that are the best of their project."""
+    projects = {peer["key"]: peer["project"] for peer in data["peers"]}
+    best: dict[str, Data] = {}
+    for cell in line["cells"]:
+        other = best.get(projects[cell["peer"]])
+        if other is None or other["times"] is None or (cell["times"] is not None and cell["times"] < other["times"]):
+            best[projects[cell["peer"]]] = cell
+    return {cell["peer"] for cell in best.values()}
+
+
 def cell_table(line: Data, data: Data, promises: Sequence[str]) -> list[str]:
-    """Return the table of all figures of a line. promises: the guarantees shown beside them."""
+    """Return the table of all figures of a line, and what explains them. promises: the guarantees shown beside them.
+
+    A project that was measured with several settings has one ratio, that of the best.
+    """
+    better = _better(line, data)
     peers = {peer["key"]: peer for peer in data["peers"]}
     names = {key: peer["name"] for key, peer in peers.items()}
     heads = ["", line["unit"], "Perdure is", *(_HEADS[promise] for promise in promises)]
@@ -65,11 +83,26 @@ def cell_table(line: Data, data: Data, promises: Sequence[str]) -> list[str]:
             row(
                 names[cell["peer"]],
                 figure,
-                _times(cell),
+                _times(cell) if cell["peer"] in better else "-",
                 *(guarantee[promise] for promise in promises),
             )
         )
-    return [*found, ""]
+    return [*found, "", *_notes(line, peers)]
+
+
+def _notes(line: Data, peers: Mapping[str, Data]) -> list[str]:
+    """Return why figures are flat: the timer of the project, or that no timer is known."""
+    found = []
+    for cell in line["cells"]:
+        peer, values = peers[cell["peer"]], cell["values"]
+        flat = len(values) > 1 and max(values) - min(values) < _FLAT * cell["median"]
+        if peer["timer"] and values:
+            found.append(f"- {peer['name']}: {peer['timer']}.")
+        elif flat and not line["less"]:
+            found.append(
+                f"- {peer['name']}: the rounds differ by less than {_FLAT:.0%}; no timer of its own sets this rate."
+            )
+    return [*found, ""] if found else []
 
 
 def _times(cell: Data) -> str:
@@ -92,6 +125,22 @@ def guarantee_table(data: Data) -> list[str]:
                 *(guarantee[promise] for promise in _HEADS),
                 "-" if seconds is None else f"{seconds:,.0f} s",
             )
+        )
+    return [*found, ""]
+
+
+def sweep_table(data: Data) -> list[str]:
+    """Return the table of all settings that were tried, the chosen one of each project marked."""
+    names = {peer["key"]: peer["name"] for peer in data["peers"]}
+    found = [row("", "setting", "rate", "unit", ""), rule(*"llrll")]
+    best: dict[str, float] = {}
+    for tried in data["sweep"]:
+        best[tried["peer"]] = max(best.get(tried["peer"], 0.0), tried["rate"] or 0.0)
+    for tried in data["sweep"]:
+        rate, peer = tried["rate"], tried["peer"]
+        figure = short(tried["reason"], _REASON) if rate is None else number(rate)
+        found.append(
+            row(names.get(peer, peer), tried["name"], figure, tried["unit"], "best" if rate == best[peer] else "")
         )
     return [*found, ""]
 

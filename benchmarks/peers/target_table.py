@@ -24,7 +24,7 @@ def reached(runs: Mapping[str, Data]) -> list[str]:
         figure, limit, met = _figure(target, runs.get(target.run))
         found.append(row(target.what, target.unit, _bound(target), figure, met, limit))
     conditions = [line for name in ("own", "fsync") if name in runs for line in runs[name]["conditions"]]
-    return [*found, "", *(f"- {line}" for line in dict.fromkeys(conditions)), ""]
+    return [*found, "", *(part for line in dict.fromkeys(conditions) for part in (line, ""))]
 
 
 def _figure(target: Target, run: Data | None) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..support.machine import machine_line, run
+from ..support.machine import origin_line, run
 from ..support.server import NoServer, own_server, server_line
 from .capacity import capacities
 from .crews import FULL, QUICK, Crew, measure_crew
@@ -75,7 +75,7 @@ def main(
     """Measure the cost of tasks, steps and idle workers on a private Redis server."""
     try:
         with own_server(fsync=False) as deployment:
-            conditions = [machine_line(), server_line(deployment)]
+            conditions = [origin_line(server_line(deployment))]
             found = []
             for crew in SMALL if quick else CREWS:
                 print(f"measuring {crew.name}", file=sys.stderr)
@@ -119,8 +119,7 @@ def _write(page: Path, conditions: Sequence[str], found: Found) -> None:
         [what.strip(), unit, *(_number(figures[key]) for _, figures in found)] for key, (what, unit) in LINES.items()
     ]
     lines = [f"| {' | '.join(row)} |" for row in [head, ["---", "---", *("---:" for _ in found)], *rows]]
-    measured = f"Measured on: {'; '.join(conditions)}."
-    text = [before + BEGIN, "", *lines, "", measured, "", *_plan(found), "", END + after]
+    text = [before + BEGIN, "", *lines, "", *conditions, "", *_plan(found), "", END + after]
     page.write_text("\n".join(text), "utf-8")
 
 

@@ -1,17 +1,19 @@
-"""The event loop of the benchmarks, and a line that describes the machine."""
+"""The event loop of the benchmarks, and the line that states the origin of their figures."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import platform
+import shlex
+import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any, TypeVar
 
-__all__ = ["machine_line", "run"]
+from .origin import Origin
+
+__all__ = ["origin_line", "run"]
 
 R = TypeVar("R")
 
@@ -30,16 +32,9 @@ def run(main: Coroutine[Any, Any, R]) -> R:
         return runner.run(main)
 
 
-def machine_line() -> str:
-    """Return cores, Python, event loop, client, and the load average if the system has one."""
+def origin_line(*servers: str) -> str:
+    """Return the line that stands beside the figures of this process in a document. servers: a line for each."""
+    command = shlex.join(["python", *sys.orig_argv[1:]])
     loop = f"uvloop {version('uvloop')}" if uvloop else "asyncio loop"
-    parts = [
-        f"{os.cpu_count()} cores",
-        f"{platform.system()} {platform.machine()}",
-        f"Python {platform.python_version()}",
-        loop,
-        f"redis-py {version('redis')} with hiredis {version('hiredis')}",
-    ]
-    if hasattr(os, "getloadavg"):
-        parts.append(f"load {os.getloadavg()[0]:.1f} before")
-    return ", ".join(parts)
+    client = f"redis-py {version('redis')} with hiredis {version('hiredis')}"
+    return Origin.now(command, loop, client, *servers).line()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from benchmarks.support.origin import Origin
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
@@ -88,11 +89,14 @@ def test_every_measure_has_a_positive_figure_with_its_unit_beside_the_raw_limit(
 
 
 def test_the_conditions_name_machine_server_and_durability() -> None:
-    machine, server = data("--fsync", "--only", "throughput")["conditions"]
+    (line,) = data("--fsync", "--only", "throughput")["conditions"]
 
-    assert f"{os.cpu_count()} cores" in machine
-    assert "Python" in machine
-    assert server.endswith("unix socket, fsync on every write")
+    origin = Origin.parse(line)
+    assert origin is not None
+    assert origin.command == "python -m benchmarks --quick --json --fsync --only throughput"
+    assert f"{os.cpu_count()} cores" in origin.machine
+    assert "Python" in origin.machine
+    assert origin.machine.endswith("unix socket, fsync on every write")
 
 
 def test_rounds_are_shown_as_a_median_between_the_lowest_and_the_highest() -> None:

@@ -18,13 +18,14 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.peers import results
-from benchmarks.peers.lines import Line, Measure
+from benchmarks.peers.lines import Line, Measure, measures
 from benchmarks.peers.measurements import Facts
 from benchmarks.peers.page import main as draw
 from benchmarks.peers.processes import Failed, started
 from benchmarks.peers.rounds import measure
-from benchmarks.peers.setups import PERDURE, Peer
-from benchmarks.peers.sizes import QUICK
+from benchmarks.peers.setups import PERDURE, QUEUES, Choice, Peer
+from benchmarks.peers.sizes import FULL, QUICK
+from benchmarks.peers.sweep import Swept
 from tests.support.paths import ROOT
 
 FACTS = Facts(python="3", versions={"other": "1.0"}, recovery=60, recovery_where="Worker(timeout)")
@@ -65,7 +66,8 @@ def made_up(rate: dict[str, list[float]]) -> results.Data:
     what = Measure("noop", [Line("noop", "No-op tasks", "tasks/s", "how")], peers, round_, lambda size: 1.0)
     reported: dict[str, Facts | str] = {"perdure": FACTS, "other": FACTS, "broken": "not installed: no such package"}
     size = replace(QUICK, rounds=3)
-    return results.as_data(ABOUT, size, [what], reported, measure([what], reported, size, None, lambda said: None))
+    found = measure([what], reported, size, None, {}, lambda said: None)
+    return results.as_data(ABOUT, size, [what], reported, found, [])
 
 
 def cells(data: results.Data) -> dict[str, Any]:
@@ -99,9 +101,60 @@ def test_rounds_are_interleaved() -> None:
 
     line = Line("noop", "No-op tasks", "tasks/s", "how")
     what = Measure("noop", [line], [PERDURE, OTHER], round_, lambda size: 1.0)
-    measure([what], {"perdure": FACTS, "other": FACTS}, replace(QUICK, rounds=3), None, lambda said: None)
+    measure([what], {"perdure": FACTS, "other": FACTS}, replace(QUICK, rounds=3), None, {}, lambda said: None)
 
     assert order == ["perdure", "other"] * 3
+
+
+def test_the_sweep_measures_the_fastest_setting_beside_the_defaults() -> None:
+    arq = next(peer for peer in QUEUES if peer.key == "arq")
+    first, second, *_ = arq.choices
+    rates = {"default": 320.0, first.name: 2_000.0, second.name: 2_400.0, "of an older version": 9_000.0}
+    swept = Swept.of([{"peer": "arq", "name": name, "rate": rate} for name, rate in rates.items()])
+
+    assert swept.best["arq"].name == f"arq, {second.name}"
+    assert swept.best["arq"].extra["BENCH_POLL"] == "0.01"
+    assert swept.rates == {"arq": 320.0, "arq-best": 2_400.0}
+    noop, bulk, *_ = measures(QUICK, swept.best)
+    assert [peer.key for peer in noop.peers if peer.project == "arq" or peer.key == "arq"] == ["arq", "arq-best"]
+    assert [peer.key for peer in bulk.peers if "arq" in peer.key] == ["arq"]
+
+
+def test_where_the_defaults_are_fastest_there_is_no_other_setting() -> None:
+    saq = next(peer for peer in QUEUES if peer.key == "saq")
+    rows = [{"peer": "saq", "name": "default", "rate": 1_500.0}]
+    rows += [{"peer": "saq", "name": choice.name, "rate": None} for choice in saq.choices]
+
+    assert Swept.of(rows).best == {}
+
+
+def test_a_setup_gets_tasks_for_twice_the_time_limit() -> None:
+    size = replace(FULL, limit=3.0)
+
+    assert size.for_rate(15_000.0).tasks == 90_000
+    assert size.for_rate(None) == size
+
+
+def test_a_project_with_two_settings_has_the_ratio_of_the_better_one(tmp_path: Path) -> None:
+    slow = replace(OTHER, timer="it looks every 0.5 s")
+    tuned = OTHER.at(Choice("look every 10 ms"))
+    values = {"perdure": 20.0, "other": 2.0, "other-best": 5.0}
+    line = Line("noop", "No-op tasks", "tasks/s", "how")
+    what = Measure(
+        "noop", [line], [PERDURE, slow, tuned], lambda peer, *_: {"noop": values[peer.key]}, lambda size: 1.0
+    )
+    reported: dict[str, Facts | str] = dict.fromkeys(values, FACTS)
+    size = replace(QUICK, rounds=2)
+    tried = [{"peer": "other", "name": "look every 10 ms", "unit": "tasks/s", "rate": 5.0, "reason": None}]
+    found = measure([what], reported, size, None, {}, lambda said: None)
+    text = page(tmp_path, results.as_data(ABOUT, size, [what], reported, found, tried))
+
+    assert "| Other & Co | 4.00 x |" in text
+    assert "| Other & Co | 2.00 | - |" in text
+    assert "| Other & Co, look every 10 ms | 5.00 | 4.00 x |" in text
+    assert "- Other & Co: it looks every 0.5 s." in text
+    assert "- Other & Co, look every 10 ms: the rounds differ by less than 1%; no timer of its own" in text
+    assert "| Other & Co | look every 10 ms | 5.00 | tasks/s | best |" in text
 
 
 def test_a_peer_that_fails_has_its_reason_in_place_of_a_figure_and_ends_nothing() -> None:
@@ -121,7 +174,7 @@ def test_the_page_has_every_peer_with_its_figure_or_reason_and_its_promise(tmp_p
     assert "| Other & Co | it <broke> | - |" in text
     assert "| Broken | not installed: no such package | - |" in text
     assert "![No-op tasks](benchmarks/noop.svg)" in text
-    assert "2 cores, a processor, 4 GB, Linux" in text
+    assert "commit `abc`, 2026-01-01, 2 cores, a processor, 4 GB, Linux" in text
     assert "Ignore its figures" in text
 
 
@@ -160,7 +213,7 @@ def test_targets_stand_beside_what_was_reached(tmp_path: Path) -> None:
     assert "≥ 10.0 | 4.00 x | missed" in rows["the same, as a multiple of the best peer"]
     assert "≤ 1.10 | 1.25 x | missed" in rows["the same for a read"]
     assert "not measured" in rows["memory of an idle worker process"]
-    assert "- a machine" in text
+    assert "\na machine\n" in text
 
 
 @pytest.mark.processes
@@ -223,6 +276,7 @@ def test_the_harness_measures_perdure_in_processes_of_its_own(tmp_path: Path) ->
             assert cell["median"] > 0
     steps = next(line for line in found["lines"] if line["key"] == "steps")
     assert [cell["peer"] for cell in steps["cells"]] == ["perdure", "perdure-fsync"]
+    assert {row["peer"]: row["name"] for row in found["sweep"]} == {"perdure": "default", "perdure-fsync": "default"}
     assert found["peers"][0]["recovery"] == 15
     assert "perdure" in found["peers"][0]["versions"]
     assert "![Durable steps" in page(tmp_path, found)

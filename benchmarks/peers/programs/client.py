@@ -43,10 +43,15 @@ class BlockingClient(Protocol):
 
 
 class Peer(Protocol):
-    """A module named `on_...`. BLOCKING: whether its client blocks. BULK: whether its client has a bulk call."""
+    """A module named `on_...`.
+
+    BLOCKING: whether its client blocks. BULK: whether its client has a bulk call. RESULTS: whether results are kept; if
+    not, `ready` returns whether the task has succeeded.
+    """
 
     BLOCKING: bool
     BULK: bool
+    RESULTS: bool
 
     def connect(self) -> AbstractAsyncContextManager[AsyncClient] | AbstractContextManager[BlockingClient]:
         """Return the client, connected on entry."""

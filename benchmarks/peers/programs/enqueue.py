@@ -25,25 +25,30 @@ class Enqueued:
     bulk: bool
 
 
-async def enqueue_all(client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool) -> Enqueued:
-    """Enqueue a task for each tuple of arguments."""
+async def enqueue_all(
+    client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool, within: float
+) -> Enqueued:
+    """Enqueue a task for each tuple of arguments. within: seconds after which no more calls are made one by one."""
     began = time.monotonic()
     if bulk:
         many = await client.enqueue_many(task, arguments)
         return Enqueued(many, time.monotonic() - began, bulk)
-    handles: list[Any] = [None] * len(arguments)
+    handles: list[Any] = []
     left = iter(enumerate(arguments))
 
     async def produce() -> None:
         for number, its in left:
+            handles.append(None)
             handles[number] = await client.enqueue(task, *its)
+            if time.monotonic() - began > within:
+                return
 
     await asyncio.gather(*(produce() for _ in range(_PRODUCERS)))
     return Enqueued(handles, time.monotonic() - began, bulk)
 
 
 def enqueue_all_blocking(
-    client: BlockingClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool
+    client: BlockingClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool, within: float
 ) -> Enqueued:
     """Enqueue with a blocking client."""
     began = time.monotonic()
@@ -51,5 +56,9 @@ def enqueue_all_blocking(
         many = client.enqueue_many(task, arguments)
         return Enqueued(many, time.monotonic() - began, bulk)
     # In sequence: with these clients, several threads enqueue no more than one.
-    handles = [client.enqueue(task, *its) for its in arguments]
+    handles = []
+    for its in arguments:
+        handles.append(client.enqueue(task, *its))
+        if time.monotonic() - began > within:
+            break
     return Enqueued(handles, time.monotonic() - began, bulk)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["NoFigure", "report", "reporting_failure", "wait"]
+__all__ = ["NoFigure", "report", "reporting_failure", "run", "wait"]
 
 
 class NoFigure(Exception):
@@ -25,6 +27,16 @@ def reporting_failure() -> Iterator[None]:
         while isinstance(why, BaseExceptionGroup):
             why = why.exceptions[0]
         report(failed=str(why))
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a client: on uvloop, as its environment has it unless the client blocks."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 def report(**found: object) -> None:

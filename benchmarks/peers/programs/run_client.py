@@ -1,8 +1,8 @@
-"""`python -m programs.run_client MODULE TASK COUNT FILL LIMIT`: the client of a queue benchmark.
+"""`python -m programs.run_client MODULE TASK COUNT WITHIN FILL LIMIT`: the client of a queue benchmark.
 
-It enqueues COUNT tasks, reports how long that took, and waits until the harness has started the worker. Then it watches
-the time file until every task has run and the client can read the last result, or until LIMIT seconds after the start
-of the first handler.
+It enqueues COUNT tasks, fewer if that takes longer than WITHIN seconds, reports how long that took, and waits until the
+harness has started the worker. Then it watches the time file until every task has run and the client can read the last
+result, or until LIMIT seconds after the start of the first handler.
 
 FILL is `singly` (calls awaited by 32 coroutines; a plain loop if the client blocks) or `bulk` (the bulk call if the
 project has one, else singly). With the suffix `-only`, nothing is watched. With `-trickle`, a no-op task follows every
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from .client import AsyncClient, BlockingClient, load
 from .enqueue import Enqueued, enqueue_all, enqueue_all_blocking
-from .harness import report, reporting_failure, wait
+from .harness import report, reporting_failure, run, wait
 from .watch import Reader, watch
 
 _TEXT = "0123456789abcdef" * 64
@@ -39,21 +39,23 @@ def expected(task: str, number: int) -> object:
     return _TEXT if task == "echo" else number + 1
 
 
-async def _run(module: str, task: str, count: int, how: str, limit: float) -> None:
+async def _run(module: str, task: str, count: int, within: float, how: str, limit: float) -> None:
     peer = load(module)
     bulk = how.startswith("bulk") and peer.BULK
     if peer.BLOCKING:
         with cast("AbstractContextManager[BlockingClient]", peer.connect()) as blocking:
-            enqueued = enqueue_all_blocking(blocking, task, arguments(task, count), bulk=bulk)
+            enqueued = enqueue_all_blocking(blocking, task, arguments(task, count), bulk=bulk, within=within)
 
             async def enqueue(task: str, *arguments: Any) -> Any:
                 return blocking.enqueue(task, *arguments)
 
-            await _after(enqueued, enqueue, Reader(blocking.ready, blocking.read), task, how, limit)
+            await _after(enqueued, enqueue, Reader(blocking.ready, blocking.read, kept=peer.RESULTS), task, how, limit)
     else:
         async with cast("AbstractAsyncContextManager[AsyncClient]", peer.connect()) as client:
-            enqueued = await enqueue_all(client, task, arguments(task, count), bulk=bulk)
-            await _after(enqueued, client.enqueue, Reader(client.ready, client.read), task, how, limit)
+            enqueued = await enqueue_all(client, task, arguments(task, count), bulk=bulk, within=within)
+            await _after(
+                enqueued, client.enqueue, Reader(client.ready, client.read, kept=peer.RESULTS), task, how, limit
+            )
 
 
 async def _after(
@@ -72,6 +74,6 @@ async def _after(
 
 
 if __name__ == "__main__":
-    _, module, task, count, how, limit = sys.argv
+    _, module, task, count, within, how, limit = sys.argv
     with reporting_failure():
-        asyncio.run(_run(module, task, int(count), how, float(limit)))
+        run(_run(module, task, int(count), float(within), how, float(limit)))

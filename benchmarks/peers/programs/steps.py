@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from .harness import NoFigure, report, reporting_failure
+from .harness import NoFigure, report, reporting_failure, run
 
 STEPS = 10
 
@@ -59,4 +59,4 @@ async def _main(name: str, tasks: int, at_once: int, limit: float) -> None:
 
 if __name__ == "__main__":
     with reporting_failure():
-        asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+        run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

@@ -25,10 +25,11 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Reader:
-    """A client's calls, async or plain: whether a result is ready, and the result."""
+    """A client's calls, async or plain: whether a result is ready, and the result. kept: whether there are results."""
 
     ready: Callable[[Any], Any]
     read: Callable[[Any], Any]
+    kept: bool
 
     async def wait(self, handle: Any) -> None:
         """Wait until the result is ready."""
@@ -67,7 +68,9 @@ async def watch(
         if not ran:
             raise NoFigure(f"not ended within {limit:g} s")
     for number in ran[:: max(1, len(ran) // _SAMPLES)]:
-        if (found := await reader.result(handles[number])) != expected(number):
+        if not reader.kept:
+            await reader.wait(handles[number])
+        elif (found := await reader.result(handles[number])) != expected(number):
             raise NoFigure(f"task {number} has the result of another task: {str(found)[:80]}")
     return {"ran": len(ran), "seconds": over - first, "limited": len(ran) < count}
 

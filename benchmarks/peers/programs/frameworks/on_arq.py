@@ -12,11 +12,12 @@ from arq import create_pool
 from arq.connections import RedisSettings
 from arq.worker import Worker
 
-from ..setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TIMES
+from ..setup import CHILDREN, CONCURRENCY, POLL, RECOVERY, REDIS_URL, TIMES
 from . import handlers
 
 BLOCKING = False
 BULK = False
+RESULTS = True
 
 _EXTRA = 10
 """Seconds that arq adds to a job's time limit before it treats its worker as dead."""
@@ -61,6 +62,8 @@ class WorkerSettings:
 
 if RECOVERY is not None:
     WorkerSettings.job_timeout = RECOVERY
+if POLL is not None:
+    WorkerSettings.poll_delay = POLL
 
 
 class Client:

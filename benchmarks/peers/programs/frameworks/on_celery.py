@@ -11,14 +11,17 @@ from celery import Celery, chord
 from celery.result import AsyncResult
 from kombu.transport.redis import Channel
 
-from ..setup import CHILDREN, RECOVERY, REDIS_URL, TIMES
+from ..setup import CHILDREN, PREFETCH, RECOVERY, REDIS_URL, TIMES
 from . import blocking
 
 BLOCKING = True
 BULK = False
+RESULTS = True
 
 app = Celery("programs.frameworks.on_celery", broker=REDIS_URL, backend=REDIS_URL)
 app.conf.task_acks_late = "BENCH_ACKS_LATE" in os.environ
+if PREFETCH is not None:
+    app.conf.worker_prefetch_multiplier = PREFETCH
 if RECOVERY is not None:
     app.conf.broker_transport_options = {"visibility_timeout": int(RECOVERY)}
 

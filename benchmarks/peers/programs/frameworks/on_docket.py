@@ -15,6 +15,7 @@ from .handlers import echo, hang, nap, noop
 
 BLOCKING = False
 BULK = True
+RESULTS = True
 
 _NAME = "bench"
 

@@ -17,6 +17,7 @@ from . import blocking
 
 BLOCKING = True
 BULK = False
+RESULTS = True
 
 _FOR_CHILDREN = 600_000
 """Milliseconds."""

@@ -13,6 +13,7 @@ from . import handlers
 
 BLOCKING = False
 BULK = True
+RESULTS = True
 
 app = App("bench")
 

@@ -17,6 +17,7 @@ from . import blocking
 
 BLOCKING = True
 BULK = True
+RESULTS = True
 
 _MODULE = "programs.frameworks.on_rq"
 

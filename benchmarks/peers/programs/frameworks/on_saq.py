@@ -14,6 +14,7 @@ from . import handlers
 
 BLOCKING = False
 BULK = False
+RESULTS = True
 
 queue = Queue.from_url(REDIS_URL)
 

@@ -11,11 +11,12 @@ from typing import Any
 from streaq import Worker
 from streaq.task import TaskStatus
 
-from ..setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TIMES
+from ..setup import CHILDREN, CONCURRENCY, PREFETCH, RECOVERY, REDIS_URL, TIMES, UVLOOP
 from . import handlers
 
 BLOCKING = False
 BULK = True
+RESULTS = True
 
 worker = Worker(
     redis_url=REDIS_URL,
@@ -23,6 +24,8 @@ worker = Worker(
     serializer=json.dumps,
     deserializer=json.loads,
     **({} if RECOVERY is None else {"idle_timeout": RECOVERY}),
+    **({} if PREFETCH is None else {"prefetch": PREFETCH}),
+    **({"anyio_kwargs": {"use_uvloop": True}} if UVLOOP else {}),
 )
 
 noop = worker.task(handlers.noop)

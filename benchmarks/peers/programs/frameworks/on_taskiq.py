@@ -16,6 +16,7 @@ from . import handlers
 
 BLOCKING = False
 BULK = False
+RESULTS = True
 
 broker = RedisStreamBroker(
     url=REDIS_URL, **({} if RECOVERY is None else {"idle_timeout": int(RECOVERY * 1000)})

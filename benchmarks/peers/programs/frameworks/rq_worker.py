@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from rq import Worker
+from rq import SimpleWorker, Worker
 from rq.serializers import JSONSerializer
 
+from ..setup import SIMPLE
 from .on_rq import queue, redis
 
 if __name__ == "__main__":
-    Worker([queue], connection=redis, serializer=JSONSerializer).work(logging_level="WARNING")
+    kind = SimpleWorker if SIMPLE else Worker
+    kind([queue], connection=redis, serializer=JSONSerializer).work(logging_level="WARNING")
