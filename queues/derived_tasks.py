@@ -29,7 +29,7 @@ from .partitions.route import spread
 from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
 from .security.encryption import ERROR, TaskCipher, event_field, message_field
-from .security.hash_chain import SNAPSHOT, START, ChainHead, Link
+from .security.hash_chain import SNAPSHOT, ChainHead, HashChain
 from .transport.gateway import Gateway
 from .transport.large_results import stored_record
 from .transport.large_values import UPLOAD_ATTEMPTS, FieldUpload, LogUpload, read_arguments, store_with_upload
@@ -372,32 +372,19 @@ async def upload_past(
     inbox: FieldUpload,
 ) -> bytes:
     """Upload the past of a task, and return the head of its hash chain; empty without a key."""
-    last: Link | None = None
-    start, snapshot, steps_recorded = START, None, 0
+    chain = HashChain(cipher, ChainHead(), ())
     for name, value in past.fields:
         fields: Sequence[Argument]
         if name.startswith("d:"):
-            key, steps_recorded = name.removeprefix("d:"), steps_recorded + 1
+            key = name.removeprefix("d:")
+            chain.add([("mark", key)])
             fields = await stored_record(gateway, cipher, task_id, key, value, DEFAULT_PAYLOAD_LIMIT)
         else:
             fields = (name, cipher.encrypt(name, value))
         for position in range(0, len(fields), 2):
             await steps.put(fields[position], fields[position + 1])
     for entry, values in past.log:
-        stored = {name: value for name, value in values.items() if name != PLAIN}
-        if "data" in values:
-            kind = ERROR
-            if "n" in values:
-                number = int(values["n"])
-                kind = event_field(number, values["type"].decode())
-                if last is None:
-                    start = last = START._replace(number=number - 1)
-                last = last.follow(number, values["type"], values["data"])
-                snapshot = last if number == past.snapshot else snapshot
-            stored["data"] = cipher.encrypt(kind, values["data"])
-        elif PLAIN in values:
-            stored["data"] = values[PLAIN]
-        await log.add(entry, stored)
+        await log.add(entry, _encrypted_entry(cipher, values, chain, past.snapshot))
     for name, value in past.inbox:
         at, space, content = value.partition(b" ")
         sealed = value_kind(name[2:]) if name.startswith("v:") else None
@@ -408,6 +395,25 @@ async def upload_past(
         await upload.flush()
     if not cipher.encrypts:
         return b""
-    last = (last or start)._replace(number=past.events)  # a log without its last events is found by an agent
-    head = ChainHead(steps_recorded, start, None, snapshot, last)
-    return head.sealed(cipher, past.entries)
+    last = chain.head.last._replace(number=past.events)  # a log without its last events is found by an agent
+    return chain.head._replace(last=last).sealed(cipher, past.entries)
+
+
+def _encrypted_entry(
+    cipher: TaskCipher, values: Mapping[str, bytes], chain: HashChain, snapshot: int | None
+) -> dict[str, bytes]:
+    """Return an entry of a log as it is stored; one with a number is added to the chain."""
+    stored = {name: value for name, value in values.items() if name != PLAIN}
+    if "data" in values:
+        kind = ERROR
+        if "n" in values:
+            number, event_type, data = int(values["n"]), values["type"].decode(), values["data"]
+            kind = event_field(number, event_type)
+            if not chain.head.last.number:
+                chain.begin_after(number - 1)
+            more = [("saved", SNAPSHOT)] if number == snapshot else []
+            chain.add([("event", event_type, values["n"], data), *more])
+        stored["data"] = cipher.encrypt(kind, values["data"])
+    elif PLAIN in values:
+        stored["data"] = values[PLAIN]
+    return stored

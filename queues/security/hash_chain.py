@@ -121,6 +121,11 @@ class HashChain:
         self.head = ChainHead(None if names is None else len(names), start, base, snapshot, last)
         return self.head
 
+    def begin_after(self, number: int) -> None:
+        """Let the chain begin after the event with this number."""
+        link = Link(number, START.digest)
+        self.head = self.head._replace(start=link, last=link)
+
     def copy(self) -> HashChain:
         """Return a chain with the same head, which does not change with this one."""
         return HashChain(self.cipher, self.head, self._names)
@@ -173,14 +178,11 @@ class LogCheck:
         self._link: Link | None = None
 
     def add(self, number: int, event_type: str, data: bytes) -> None:
-        """Add the next event. Events that were logged after the head was read are not checked."""
-        if self._link is None:
-            links = (self._head.start, self._head.base)
-            self._link = next((one for one in links if one is not None and one.number == number - 1), None)
-            if self._link is None:
-                raise ChangedCheckpoint(self._task_id, f"its log begins with event {number}")
-        if number > self._head.last.number:
+        """Add the next event. Those before the start of the chain, or logged after the head was read, do not count."""
+        start = self._head.start
+        if number <= start.number or number > self._head.last.number:
             return
+        self._link = self._link or start
         if number != self._link.number + 1:
             raise ChangedCheckpoint(self._task_id, f"event {number} follows event {self._link.number} in its log")
         self._link = self._link.follow(number, event_type.encode(), data)
