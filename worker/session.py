@@ -422,7 +422,7 @@ class TurnHandle:
         with suppress(Refused):  # a producer's user may not search all queues for a task
             partition = await find_task(producer.gateway, producer.namespace, task_id)
             task = None if partition is None else await read_record(producer.gateway, partition, task_id)
-        if task is not None and task.state is not State.DEAD:
+        if task is not None and task.state not in (State.DEAD, State.SUCCEEDED):  # one that succeeded proved nothing
             return
         if record.turn != self.number:
             raise SessionFailed(record.name, record.turn, task_id, reason)

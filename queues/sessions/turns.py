@@ -639,10 +639,17 @@ async def check_session(gateway: Gateway, address: SessionAddress, lost_end: Los
     elif record.state is State.CANCELLED:
         await end_turn(gateway, address, turn, SessionTurnEnd("cancelled", b"cancelled"))
     elif record.state is State.SUCCEEDED:  # a successor that is no agent of the session, or Redis has lost the end
-        answer, end = _result(record), None
-        if lost_end is not None:
-            end = await lost_end(turn, record, _text(agent), answer)
-        await end_turn(gateway, address, turn, end or SessionTurnEnd("answered", answer))
+        try:
+            answer = _result(record)
+        except KeyMissing:
+            raise
+        except DecryptionError as error:  # the session stops, as at a dead letter
+            end = SessionTurnEnd("failed", str(error).encode())
+        else:
+            end = SessionTurnEnd("answered", answer)
+            if lost_end is not None:
+                end = await lost_end(turn, record, _text(agent), answer)
+        await end_turn(gateway, address, turn, end)
 
 
 async def _first_record(gateway: Gateway, namespace: Namespace, task_id: str) -> Record | None:
@@ -663,7 +670,7 @@ async def _last_record(gateway: Gateway, namespace: Namespace, turn: TurnId, rec
 
 
 def _result(record: Record) -> bytes:
-    data = b"null" if record.result is None else record.cipher.decrypt(RESULT, record.result)
+    data = record.cipher.decrypt(RESULT, record.result or b"") or b"null"
     return b"null" if LargeValue.decode(data) is not None else data
 
 
