@@ -36,6 +36,7 @@ from .catalog import read_catalog
 from .defaults import ConnectionSettings, read_settings
 from .errors import (
     AnswerRefused,
+    ApproverNeeded,
     CannotResolve,
     CatalogError,
     ChangedCheckpoint,
@@ -86,6 +87,7 @@ from .transport.gateway import Gateway
 __all__ = [
     "Address",
     "AnswerRefused",
+    "ApproverNeeded",
     "CannotResolve",
     "CatalogError",
     "ChangedCheckpoint",

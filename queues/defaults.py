@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -34,6 +34,9 @@ from .transport.address import Address
 from .transport.gateway import Gateway
 from .transport.replication import Replication
 from .transport.server_check import ServerRequirements
+
+if TYPE_CHECKING:
+    from .security.approvers import AnswerKeys
 
 MAX_SECONDS: Final = 1e10
 """Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""
@@ -57,6 +60,9 @@ class ConnectionSettings(BaseModel):
         require_durable: use only a server that evicts no keys and has each write on its disk before it replies.
         encryption_keys, encryption_key_file: keys as text or in a file; the first one encrypts, all decrypt.
         encryption_required: refuse arguments, results and checkpoints that are not encrypted.
+        approvers, approvers_file: public keys of those whose signature an answer needs, as text or in a file, and
+            groups of them; without any, a process that has the deployment's key can answer.
+        approver_key_file: private key with which this process signs its answers; workers must not have one.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
@@ -71,6 +77,9 @@ class ConnectionSettings(BaseModel):
     encryption_keys: SecretStr = SecretStr("")
     encryption_key_file: Path | None = None
     encryption_required: bool = False
+    approvers: str = ""
+    approvers_file: Path | None = None
+    approver_key_file: Path | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -141,9 +150,25 @@ class ConnectionSettings(BaseModel):
             required=self.encryption_required,
         )
 
+    @property
+    def answer_keys(self) -> AnswerKeys | None:
+        """The keys of approvers that this process knows; None without any. Raises `ConfigurationError`."""
+        if not (self.approvers or self.approvers_file or self.approver_key_file):
+            return None
+        from .security.approvers import make_answer_keys
+
+        file = None if self.approvers_file is None else self.approvers_file.expanduser()
+        return make_answer_keys(self.approvers, file, self.approver_key_file)
+
     def make_gateway(self, encryptor: Encryptor) -> Gateway:
         """Return a gateway to the server that is not open yet."""
-        return Gateway(self.address, replication=self.replication, encryptor=encryptor, requirements=self.requirements)
+        return Gateway(
+            self.address,
+            replication=self.replication,
+            encryptor=encryptor,
+            answer_keys=self.answer_keys,
+            requirements=self.requirements,
+        )
 
 
 def check_no_url(place: str, allowed: str) -> None:

@@ -49,6 +49,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── TaskEnded               the task has ended and reads no messages
 │   ├── ValueRefused            a named value of a task cannot be set: it is too large, or one too many
 │   ├── AnswerRefused           a wait takes no answer: it has one, was closed, or its time has passed
+│   │   ├── ApproverNeeded      an approver must sign the answer, and this caller has no key of one who may
 │   │   ├── WaitNotFound        the task has no open wait of this id or token, or several of this name
 │   │   └── InvalidAnswer       the answer does not fit the JSON schema of the wait
 │   ├── TaskOutcome             an awaited task ended without a result
@@ -530,6 +531,10 @@ class AnswerRefused(QueueError):
         whose = f" of task {task_id}" if task_id else ""
         super().__init__(f"could not answer wait {wait!r}{whose}: {problem}")
         self.task_id, self.wait = task_id, wait
+
+
+class ApproverNeeded(AnswerRefused):
+    """An approver must sign the answer to a wait, and the caller has no key of one who may. Nothing was stored."""
 
 
 class WaitNotFound(AnswerRefused, LookupError):

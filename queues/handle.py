@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import anyio
@@ -60,6 +61,7 @@ from .unique import free_marker
 if TYPE_CHECKING:
     from .emitted_events import MergedEvents
     from .explanation.sentences import Explanation
+    from .security.approvers import ApproverKey
     from .streams import StreamItem
     from .values import NamedValue, ValueReceipt
     from .waits import AnswerReceipt, OpenWait
@@ -401,7 +403,14 @@ class TaskHandle(Generic[R]):
         )
 
     async def answer(
-        self, wait: str, value: Any, *, by: str = "", answer_id: str | None = None, shows: str | None = None
+        self,
+        wait: str,
+        value: Any,
+        *,
+        by: str = "",
+        answer_id: str | None = None,
+        shows: str | None = None,
+        approver: ApproverKey | Path | str | None = None,
     ) -> AnswerReceipt:
         """Answer a wait of the task (`ctx.wait_for`, `ctx.ask`), and wake it.
 
@@ -411,23 +420,28 @@ class TaskHandle(Generic[R]):
         Args:
             wait: Name of the wait, or its id such as `approval#2`; `approval#1` is the first of its name.
             value: JSON data or a model, checked by the JSON schema of the wait.
-            by: Name of the sender.
+            by: Name of the sender. An answer of an approver has the name of the key, one from a task's handler the id
+                of that task.
             answer_id: An answer that is sent again under the same id is stored once.
+            approver: Private key that signs the answer, or its file. Default: that of PERDURE_APPROVER_KEY_FILE.
             shows: `shows` of the open wait, as `waits` returned it when its content was shown to the sender: a wait
                 that shows something else now refuses the answer. Without it the answer is for what the wait shows now.
 
         Raises:
             WaitNotFound: The task has no open wait of this id, or several of this name.
-            AnswerRefused: The wait takes no answer: it has one, was closed, has timed out, or shows something else.
+            AnswerRefused: The wait takes no answer: it has one, was closed, has timed out, or shows something else;
+                or its own task answers it.
+            ApproverNeeded: An approver must sign the answer, and the caller has no key of one who may.
             InvalidAnswer: The value does not fit the schema of the wait.
             TaskNotFound, TaskEnded: There is no such task, or it has ended.
             NoKey, PayloadTooLarge: See there.
             TypeError: The value is not JSON.
+            ValueError: A task names another sender than itself.
         """
         from .waits import answer_wait
 
         options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self._payload_limit, "shows": shows}
-        return await answer_wait(self._gateway, self.partition, self.id, wait, value, **options)
+        return await answer_wait(self._gateway, self.partition, self.id, wait, value, approver=approver, **options)
 
     async def waits(self) -> list[OpenWait]:
         """Return the open waits of the task for answers, the oldest first."""

@@ -15,6 +15,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from functools import lru_cache, partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
@@ -52,6 +53,7 @@ from .unique import Unique, UniqueTask, unique_task
 
 if TYPE_CHECKING:
     from .depth import KnownDepths, MaxDepth, WhenFull
+    from .security.approvers import AnswerKeys, ApproverKey
     from .waits import AnswerReceipt
 
 R = TypeVar("R")
@@ -96,6 +98,7 @@ class Producer:
         gateway: Gateway | None = None,
         replication: Replication | None = None,
         encryptor: Encryptor | None = None,
+        answer_keys: AnswerKeys | None = None,
         requirements: ServerRequirements | None = None,
     ) -> None:
         """Create a producer; `async with` opens it.
@@ -112,6 +115,7 @@ class Producer:
             replication: Meaning of `durability="replicated"`. Default: PERDURE_REPLICAS and
                 PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
             encryptor: Encryption of the tasks' data. Default: the keys that the environment names.
+            answer_keys: Keys of approvers. Default: those that the environment names.
             requirements: Conditions under which the server is used. Default: PERDURE_ALLOW_EVICTION and
                 PERDURE_REQUIRE_DURABLE.
         """
@@ -124,6 +128,7 @@ class Producer:
             self.address,
             replication=replication or settings.replication,
             encryptor=settings.encryptor if encryptor is None else encryptor,
+            answer_keys=settings.answer_keys if answer_keys is None else answer_keys,
             requirements=requirements or settings.requirements,
         )
         self._owns_gateway = gateway is None
@@ -589,7 +594,14 @@ class Producer:
         return await handle.send(content, sender=sender, message_id=message_id)
 
     async def answer(
-        self, token: str, value: Any, *, by: str = "", answer_id: str | None = None, shows: str | None = None
+        self,
+        token: str,
+        value: Any,
+        *,
+        by: str = "",
+        answer_id: str | None = None,
+        shows: str | None = None,
+        approver: ApproverKey | Path | str | None = None,
     ) -> AnswerReceipt:
         """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
 
@@ -598,7 +610,7 @@ class Producer:
         from .waits import answer_token
 
         options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self.payload_limit, "shows": shows}
-        return await answer_token(self.gateway, self.namespace, token, value, **options)
+        return await answer_token(self.gateway, self.namespace, token, value, approver=approver, **options)
 
     def _enqueuer(
         self, queue: str, delay: Moment, durability: Replicated | None, limit: MaxDepth | None = None

@@ -6,7 +6,8 @@ that they have its lifetime, and that a sender needs no right to write the task'
 
     w:ID       an open wait: the time of its opening (ms of Redis' clock), the time after which it takes no answer (0:
                none), the number of the entry, JSON (or encrypted JSON, of the kind `wait:ID`)
-    a:ID       its answer: the time (ms), the digest of the answer's id, JSON (kind `answer:ID`, or `early:NAME`)
+    a:ID       its answer: the time (ms), the digest of the answer's id, JSON (kind `answer:ID`, or `early:NAME`), which
+               has the digest of the question that it answers
     e:NAME     an answer for the first wait of this name, which no run has opened yet (kind `early:NAME`)
     c:NAME     waits of this name that were opened, those that were closed, and the digests of the ids of the last 20
                answers that closed one, the latest first
@@ -15,9 +16,15 @@ that they have its lifetime, and that a sender needs no right to write the task'
 
 An answer belongs to the wait that its sender has read. By name, it goes to the open wait of this name. If no wait of
 this name was opened yet, it is kept for the first; if one was, it is refused, so that a late or a second answer reaches
-no other question. What was shown to people is part of the wait as a digest, and the answer has the digest that its
-sender has read: the run drops an answer to something else. Names and ids are not encrypted; a field that was moved or
-changed cannot be decrypted, and no count decides what a run does.
+no other question. Each opening of a wait has a random name, and the question a digest: of its id, of this name and of
+what was shown to people. The answer has the digest that its sender has read, and the run drops an answer to anything
+else: to another question, or to the same one before it was asked again, by a fresh run as well. So a copy of an answer
+is used once. An early answer has no question yet: it is for the first wait of its name, which a task has once.
+Names and ids are not encrypted; a field that was moved or changed cannot be decrypted, and no count decides what a run
+does.
+
+If workers know approvers (security/approvers.py), the wait says who may answer it, and the answer is signed by one of
+them. The run that uses it checks the signature.
 
 `{tag}:waiting` has the tasks with open waits. Tasks that have ended are removed by who reads it and by the janitor.
 
@@ -34,7 +41,8 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 from pydantic_core import PydanticSerializationError
@@ -44,6 +52,7 @@ from .delivery.settlement import wake_word
 from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, is_task_id, new_task_id, plain_data
 from .errors import (
     AnswerRefused,
+    ApproverNeeded,
     DecryptionError,
     InvalidAnswer,
     KeyMissing,
@@ -56,6 +65,7 @@ from .errors import (
     WaitNotFound,
 )
 from .event_log import read_last_events
+from .inbox import ACTING_TASK, acting_sender
 from .inspection.views import find_task
 from .json_form import as_json
 from .junk import count_of
@@ -67,6 +77,9 @@ from .transport.large_results import scan_fields
 from .transport.pipelining import Argument
 from .transport.scripts import queue_script
 from .wording import counted, listed
+
+if TYPE_CHECKING:
+    from .security.approvers import ApproverKey, Statement
 
 _ANSWER = queue_script("answer")
 _CLAIM = queue_script("claim_token")
@@ -144,6 +157,8 @@ class OpenWait:
         schema: JSON schema of the answer; None for any JSON.
         shows: Digest of what people were shown, without which an answer is void; None if nothing was shown.
         shown: What they were shown; None if it is too large.
+        opening: Random name of this opening of the wait.
+        approvers: Names of those whose signature the answer needs; None if it needs none.
         token: By which it is answered as well.
         answered: Whether it has an answer, which the run has not read yet.
         problem: Why it cannot be read, if it cannot.
@@ -161,6 +176,8 @@ class OpenWait:
     answered: bool = False
     problem: str | None = None
     head: str = ""
+    opening: str = ""
+    approvers: Sequence[str] | None = None
 
     @property
     def name(self) -> str:
@@ -168,9 +185,9 @@ class OpenWait:
 
     @property
     def digest(self) -> str:
-        """Digest of the question: who is asked, why, for which type, what is shown, and the time of its opening."""
-        question = [self.id, self.opened, self.who, self.why, self.schema, self.shows, self.shown]
-        return hashlib.blake2b(orjson.dumps(question, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+        """Digest of the question, see `question_digest`."""
+        fields = {"opening": self.opening, "who": self.who, "why": self.why, "schema": self.schema}
+        return question_digest(self.id, fields | {"shows": self.shows, "shown": self.shown})
 
     def summary(self) -> dict[str, Any]:
         """Return the wait as plain data."""
@@ -185,6 +202,7 @@ class OpenWait:
             "shown": self.shown,
             "shows": self.shows,
             "token": self.token,
+            "approvers": self.approvers,
             "answered": self.answered,
         }
         return shown if self.problem is None else shown | {"problem": self.problem}
@@ -198,7 +216,8 @@ class Answer:
         value: JSON data.
         by: Name of the sender.
         at: Time of the answer, in milliseconds of Redis' clock since the epoch.
-        shows: Digest of what its sender has read.
+        question: Digest of the question that its sender has read; empty if it came before.
+        signature: That of the sender, an approver; empty without one.
         digest: That of its id.
         early: Whether it came before a wait of its name was opened.
         problem: Why it cannot be read, if it cannot.
@@ -208,7 +227,8 @@ class Answer:
     value: Any
     by: str = ""
     at: int = 0
-    shows: str | None = None
+    question: str = ""
+    signature: str = ""
     digest: str = ""
     early: bool = False
     problem: str | None = None
@@ -245,13 +265,53 @@ class AnswerReceipt(NamedTuple):
     early: bool = False
 
 
+_QUESTION: Final = ("opening", "who", "why", "schema", "shows", "shown")
+
+
+def question_digest(wait: str, fields: Mapping[str, Any]) -> str:
+    """Return the digest of a question: the id of the wait, this opening of it, who is asked, why, and what is shown.
+
+    fields: what senders read of it, see `opening`.
+    """
+    question = [wait, *(fields.get(name) or None for name in _QUESTION)]
+    return hashlib.blake2b(orjson.dumps(question, option=orjson.OPT_SORT_KEYS), digest_size=32).hexdigest()
+
+
+def void_answer(
+    gateway: Gateway, partition: Partition, task_id: str, wait: str, answer: Answer, *, question: str, who: str
+) -> str | None:
+    """Return why an answer is void for a wait: it is for another question, or no approver has signed it.
+
+    Args:
+        question: Digest of the question as the run has opened it.
+        who: Whom it asks.
+    """
+    if answer.problem is not None:
+        return answer.problem
+    approvers = None if gateway.answer_keys is None else gateway.answer_keys.approvers
+    if answer.early:
+        return None if approvers is None else "it came before the question, so no approver has signed it for that"
+    if answer.question != question:
+        return "it is an answer to something else than what is asked now"
+    if approvers is None:
+        return None
+    place = (partition.namespace, partition.queue, task_id, wait)
+    return approvers.problem(_statement(place, question, answer.value, answer.by), answer.signature, who)
+
+
+def _statement(place: tuple[str, str, str, str], question: str, value: Any, approver: str) -> Statement:
+    from .security.approvers import Statement
+
+    return Statement(*place, question, value, approver)
+
+
 def opening(
     task_id: str, wait: str, fields: Mapping[str, Any], *, until: int | None, early: bool, lost: bool = False
 ) -> Entry:
     """Return the entry that opens a wait, or opens it again without the answer that it has.
 
     Args:
-        fields: What senders read: `who`, `why`, `schema`, `shows`, `shown`, `token`.
+        fields: What senders read: `opening`, `who`, `why`, `schema`, `shows`, `shown`, `token`, `approvers`.
         until: Time after which it takes no answer, in milliseconds of Redis' clock.
         early: Whether it takes an answer that came before it, if it is the first of its name.
         lost: Whether Redis has lost it: one that is there, since an earlier entry came again, is left as it is.
@@ -340,8 +400,8 @@ def _read_wait(gateway: Gateway, partition: Partition, task_id: str, wait: str, 
         fields = plain_data(gateway.encryptor.of(partition, task_id).decrypt(f"wait:{wait}", rest[0]))
         if not isinstance(fields, dict):
             raise ValueError("it must be a JSON object")
-        who, why, token, shows = (_text(fields, name) for name in ("who", "why", "token", "shows"))
-        schema = fields.get("schema")
+        who, why, token, shows, name = (_text(fields, name) for name in ("who", "why", "token", "shows", "opening"))
+        schema, approvers = fields.get("schema"), fields.get("approvers")
     except (DecryptionError, ValueError) as error:
         problem = str(error) if isinstance(error, DecryptionError) else f"could not decode the wait: {error}"
         return OpenWait(wait, opened=since, until=limit, problem=problem, head=head)
@@ -356,6 +416,8 @@ def _read_wait(gateway: Gateway, partition: Partition, task_id: str, wait: str, 
         fields.get("shown"),
         token,
         head=head,
+        opening=name or "",
+        approvers=[str(approver) for approver in approvers] if isinstance(approvers, list) else None,
     )
 
 
@@ -389,8 +451,8 @@ def _read_answer(
                 raise ValueError("it must be a JSON object with a value")
             if bool(fields.get("early")) is not is_early:
                 raise ValueError("it is of another kind")
-            by, shows = _text(fields, "by"), _text(fields, "shows")
-            return Answer(fields["value"], by or "", known[0], shows, known[1], is_early)
+            by, question, signature = (_text(fields, name) or "" for name in ("by", "question", "signature"))
+            return Answer(fields["value"], by, known[0], question, signature, known[1], is_early)
         except (DecryptionError, ValueError) as error:
             problem, no_key = problem or f"could not read the answer: {error}", isinstance(error, KeyMissing)
     return Answer(None, at=known[0], digest=known[1], problem=problem, no_key=no_key)
@@ -409,6 +471,7 @@ async def answer_wait(
     token: str | None = None,
     shows: str | None = None,
     question: str | None = None,
+    approver: ApproverKey | Path | str | None = None,
 ) -> AnswerReceipt:
     """Answer a wait of a task, or of its last successor.
 
@@ -419,7 +482,7 @@ async def answer_wait(
     Args:
         wait: Id of the wait (`approval#2`; `approval#1` is the first one), or its name.
         value: JSON data, pydantic models included.
-        by: Name of the sender.
+        by: Name of the sender. An answer that is signed has the name of the approver, one from a task's handler its id.
         answer_id: An answer that is sent again under the same id is stored once.
         limit: Largest size in bytes.
         token: By which the wait was found: one with another token does not take the answer.
@@ -427,10 +490,13 @@ async def answer_wait(
             what it shows now.
         question: `OpenWait.digest` of the question that the sender has read: a wait with another question, or that was
             opened again since, does not take the answer. None for the question that is open now.
+        approver: Key that signs the answer, or its file. None for the key of this process, if it has one.
 
     Raises:
         WaitNotFound: The task has no such wait, or several.
-        AnswerRefused: It takes no answer: it has one, was closed, or has timed out.
+        AnswerRefused: It takes no answer: it has one, was closed, or has timed out; or the task itself answers.
+        ApproverNeeded: An approver must sign it, and the caller has no key of one who may.
+        ValueError: A task names another sender than itself.
         InvalidAnswer: The value does not fit its JSON schema.
         TaskNotFound, TaskEnded: There is no such task, or it has ended.
         NoKey, DecryptionError: The task's data is encrypted, and this process cannot read the wait.
@@ -445,12 +511,14 @@ async def answer_wait(
     if not is_wait_id(wait):
         check_name("name of a wait", wait)
     by_id = token is not None or is_wait_id(wait)
-    digest = answer_digest(answer_id or new_task_id())
-    sent = _Sent(_plain_id(wait), by_id, encoded, by, digest, token, shows, question)
+    digest, by = answer_digest(answer_id or new_task_id()), acting_sender("an answer", by)
+    sent = _Sent(_plain_id(wait), by_id, encoded, by, digest, token, shows, question, signer=_signer(gateway, approver))
     known: Partition | None = partition
     for _ in range(_REDIRECTS):
         if known is None:
             break
+        if (acting := ACTING_TASK.get()) is not None and acting == (known.namespace, known.queue, task_id):
+            raise AnswerRefused(task_id, wait, "a task cannot answer its own question")
         target, (reply, *rest) = await _send(gateway, known, task_id, sent)
         if reply in (b"answered", b"kept", b"used"):
             return AnswerReceipt(
@@ -473,7 +541,7 @@ async def answer_wait(
 class _Sent(NamedTuple):
     """An answer on its way. wait: id or name, by_id says which. encoded: its JSON. shows: digest of what was shown.
 
-    question: digest of the question that its sender has read.
+    question: digest of the question that its sender has read. signer: key that signs it.
     asked: whether a task that this one continues has asked by this name.
     """
 
@@ -486,6 +554,44 @@ class _Sent(NamedTuple):
     shows: str | None = None
     question: str | None = None
     asked: bool = False
+    signer: ApproverKey | None = None
+
+
+def _signer(gateway: Gateway, approver: ApproverKey | Path | str | None) -> ApproverKey | None:
+    """Return the key that signs an answer. A task signs with none of the process that runs it."""
+    if isinstance(approver, (str, Path)):
+        from .security.approvers import ApproverKey
+
+        return ApproverKey.read(Path(approver))
+    if approver is not None or gateway.answer_keys is None or ACTING_TASK.get() is not None:
+        return approver
+    return gateway.answer_keys.own
+
+
+def _signed(gateway: Gateway, partition: Partition, task_id: str, wait: OpenWait, sent: _Sent) -> dict[str, Any]:
+    """Return the sender of an answer, and the signature if it has a key.
+
+    Raises `ApproverNeeded` if the wait, or what this process knows of approvers, says that the run would drop it.
+    """
+    allowed, signer = wait.approvers, sent.signer
+    known = None if gateway.answer_keys is None else gateway.answer_keys.approvers
+    if known is not None:
+        allowed = sorted(known.who_may_answer(wait.who))
+    if signer is None:
+        if allowed is not None:
+            needed = f"an approver must sign it: set PERDURE_APPROVER_KEY_FILE to the key of {_listed(allowed)}"
+            raise ApproverNeeded(task_id, wait.id, needed)
+        return {"by": sent.by}
+    if allowed is not None and signer.name not in allowed:
+        problem = f"approver {signer.name!r} may not answer it: it needs the signature of {_listed(allowed)}"
+        raise ApproverNeeded(task_id, wait.id, problem)
+    place = (partition.namespace, partition.queue, task_id, wait.id)
+    signature = signer.sign(_statement(place, wait.digest, plain_data(sent.encoded), signer.name))
+    return {"by": signer.name, "signature": signature}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return listed([repr(name) for name in names], _SHOWN_IDS)
 
 
 async def _has_asked(gateway: Gateway, partition: Partition, task_id: str, wait: str) -> bool:
@@ -512,8 +618,12 @@ async def _send(gateway: Gateway, partition: Partition, task_id: str, sent: _Sen
             if found.schema is not None:
                 _check_schema(task_id, found, sent.encoded)
             shown, kind, target = found.id, f"answer:{found.id}", (found.id, found.head)
-            fields |= {} if found.shows is None else {"shows": found.shows}
+            fields |= {"question": found.digest, **_signed(gateway, partition, task_id, found, sent)}
         else:
+            if not sent.by_id and gateway.answer_keys is not None and gateway.answer_keys.approvers is not None:
+                raise ApproverNeeded(
+                    task_id, sent.wait, "none of this name is open, and approvers answer what is asked"
+                )
             fields["early"] = True
             shown, kind, target = sent.wait, f"early:{sent.wait}", (sent.wait if sent.by_id else "", "")
         stored = cipher.encrypt(kind, orjson.dumps(fields))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Never, Protocol, Self, TypeAlias, overload
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..queues.limits.definition import Breaker, Limit, LimitCost, Over, Rate
     from ..queues.schedules.definition import Cron, Every, Missed
     from ..queues.schedules.store import ScheduleDefinition
+    from ..queues.security.approvers import ApproverKey
     from ..queues.waits import AnswerReceipt
     from .agent_task import AgentTask
     from .agents.agent import Agent, S
@@ -215,13 +217,21 @@ class App:
         return self._sync
 
     async def answer(
-        self, token: str, value: Any, *, by: str = "", answer_id: str | None = None, shows: str | None = None
+        self,
+        token: str,
+        value: Any,
+        *,
+        by: str = "",
+        answer_id: str | None = None,
+        shows: str | None = None,
+        approver: ApproverKey | Path | str | None = None,
     ) -> AnswerReceipt:
         """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
 
         Raises `WaitNotFound` if no open wait has the token.
         """
-        return await self.producer.answer(token, value, by=by, answer_id=answer_id, shows=shows)
+        options: dict[str, Any] = {"by": by, "answer_id": answer_id, "shows": shows}
+        return await self.producer.answer(token, value, approver=approver, **options)
 
     def shared_workspace(self, name: str, *, by: str = "") -> SharedWorkspace:
         """Return files that several tasks and programs change, while the app is open. by: writer that they name."""
@@ -288,6 +298,7 @@ class App:
                 large_limit=self.settings.max_value_size,
                 result_ttl=self.settings.result_ttl,
                 encryptor=self.encryptor,
+                answer_keys=self.settings.answer_keys,
                 replication=self.settings.replication,
                 requirements=self.settings.requirements,
             )

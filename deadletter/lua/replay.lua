@@ -82,9 +82,9 @@ if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], 'edited', '1')
 end
 if ARGV[2] == '1' then
-  if redis.call('HEXISTS', KEYS[3], 's:#forgotten') == 1 then
+  if redis.call('HEXISTS', KEYS[3], 's:#forgotten') + redis.call('HEXISTS', KEYS[3], 's:#used') > 0 then
     for _, field in ipairs(redis.call('HKEYS', KEYS[3])) do
-      if field ~= 's:#forgotten' then
+      if field ~= 's:#forgotten' and field ~= 's:#used' then
         redis.call('HDEL', KEYS[3], field)
       end
     end

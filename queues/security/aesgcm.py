@@ -1,4 +1,4 @@
-"""AES-256-GCM with keys derived for each task; see `encryption`. The one module that imports `cryptography`."""
+"""AES-256-GCM with keys derived for each task; see `encryption`. Only this and `ed25519` import `cryptography`."""
 
 from __future__ import annotations
 

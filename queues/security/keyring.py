@@ -49,17 +49,25 @@ def read_keys(text: str, source: str) -> list[bytes]:
 def read_key_file(path: Path) -> list[bytes]:
     """Read keys from a file, one per line; a line that begins with # is a comment. Raises `ConfigurationError`."""
     source = f"key file {path}"
-    try:
-        with open_regular(path, limit=_FILE_BYTES) as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & (stat.S_IROTH | stat.S_IWOTH):
-                raise ConfigurationError(
-                    f"{source} must not be readable or writable by all users (mode {mode:04o}): chmod 600 {path}"
-                )
-            text = read_bounded(file, _FILE_BYTES, str(path)).decode("utf-8", "replace")
-    except OSError as error:
-        raise ConfigurationError(f"could not read {source}: {error.strerror or error}") from None
-    keys = read_keys("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")), source)
+    lines = read_lines(path, source, secret=True)
+    keys = read_keys("\n".join(line for line in lines if not line.lstrip().startswith("#")), source)
     if not keys:
         raise ConfigurationError(f"{source} holds no key; generate one with 'perdure keys generate'")
     return keys
+
+
+def read_lines(path: Path, source: str, *, secret: bool) -> list[str]:
+    """Return the lines of a file of keys. secret: not all users may read it. Raises `ConfigurationError`."""
+    forbidden = stat.S_IWOTH | (stat.S_IROTH if secret else 0)
+    may = "readable or writable" if secret else "writable"
+    try:
+        with open_regular(path, limit=_FILE_BYTES) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & forbidden:
+                raise ConfigurationError(
+                    f"{source} must not be {may} by all users (mode {mode:04o}): chmod {'600' if secret else '644'} "
+                    f"{path}"
+                )
+            return read_bounded(file, _FILE_BYTES, str(path)).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"could not read {source}: {error.strerror or error}") from None

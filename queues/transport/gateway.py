@@ -65,6 +65,7 @@ from .value_store import ValueStore
 
 if TYPE_CHECKING:
     from ..embedded.server import EmbeddedServer
+    from ..security.approvers import AnswerKeys
 
 _SET_KEY_ASIDE: Final = queue_script("set_key_aside")
 _logger = logging.getLogger(__name__)
@@ -124,17 +125,20 @@ class Gateway:
         patience: float = 3.0,
         replication: Replication | None = None,
         encryptor: Encryptor = NO_KEYS,
+        answer_keys: AnswerKeys | None = None,
         requirements: ServerRequirements | None = DEFAULT_REQUIREMENTS,
     ) -> None:
         """Args:
         patience: seconds for which a repeatable command is sent again before `Unavailable` is raised.
         replication: number of replicas that must confirm a write of `run_replicated`, and the timeout.
         encryptor: kept here for the modules that read and write data of tasks; the gateway itself does not use it.
+        answer_keys: kept here for the modules that send and read answers.
         requirements: conditions under which the server is used; None for a process whose workers check them.
         """
         self.address = address
         self.replication = replication or Replication()
         self.encryptor = encryptor
+        self.answer_keys = answer_keys
         self.requirements = requirements
         self.patience = patience
         self._embedded = None if address.directory is None else _embedded_server(address.directory)

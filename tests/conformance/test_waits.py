@@ -39,6 +39,7 @@ from perdure.queues.waits import (
     list_waiting,
     look_at_wait,
     opening,
+    question_digest,
     read_waits,
 )
 
@@ -153,7 +154,7 @@ async def test_a_wait_that_takes_no_early_answer_leaves_it(producer: Producer, p
     await answer_wait(gateway, partition, "t", "approval", "no")
     answer = await answered(gateway, partition, "approval")
     assert answer is not None
-    assert (answer.value, answer.shows) == ("no", "digest")
+    assert (answer.value, answer.question) == ("no", question_digest("approval", {"who": "ada", "shows": "digest"}))
     await write(gateway, delivery, closed("approval"), opened("approval#2"))
     assert await answered(gateway, partition, "approval#2") is None, "it is for the first one only"
 

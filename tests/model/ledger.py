@@ -1558,9 +1558,10 @@ class Ledger:
             self.held.drop(record, *_chunks_of(found))
             self.held.put(record, {"edited": 1})
         if fresh:
-            kept = self.held.hashes.get(steps, {}).get("s:#forgotten")
-            self.held.drop(steps, *(name for name in tuple(self.held.hashes.get(steps, ())) if name != "s:#forgotten"))
-            if kept is None:
+            names = set(self.held.hashes.get(steps, ()))
+            kept = names & {"s:#forgotten", "s:#used"}
+            self.held.drop(steps, *(names - kept))
+            if not kept:
                 self.held.delete(steps)
             self.held.drop(record, "handed_to", "progress", "progress_at", "head")
         streams = self.streams(task)

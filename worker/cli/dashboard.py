@@ -11,7 +11,18 @@ import typer
 from .support.connection import ConnectionOptions
 from .support.errors import Misuse
 from .support.runner import command
-from .web import Host, Port, RootPath, SecretFile, TokensFile, check_extra, open_source, serve
+from .web import (
+    ApproverKeys,
+    Host,
+    Port,
+    RootPath,
+    SecretFile,
+    TokensFile,
+    check_extra,
+    open_source,
+    read_keys,
+    serve,
+)
 
 
 @command
@@ -44,6 +55,7 @@ def dashboard(
         ),
     ] = None,
     secret_file: SecretFile = None,
+    approver_keys: ApproverKeys = None,
     root_path: RootPath = "",
 ) -> None:
     """Serve the dashboard until a signal stops it.
@@ -73,7 +85,9 @@ def dashboard(
     secret = load_secret(secret_file) if secret_file is not None else token_bytes(32)
     source = open_source(place, application)
     user = User(user_name(), [Role.ADMIN if actions else Role.VIEWER])
-    service = Service(source, known, None if known is not None else lambda _: user, secret)
+    service = Service(
+        source, known, None if known is not None else lambda _: user, secret, approver_keys=read_keys(approver_keys)
+    )
     hosts = frozenset(name.lower().rstrip(".") for name in allow_host or ())
     serve("dashboard", make(service, actions=actions, hosts=hosts), host, port, root_path)
 

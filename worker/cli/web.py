@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_bytes
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
@@ -21,6 +22,9 @@ from .support.app_loader import load_app
 from .support.connection import ConnectionOptions
 from .support.errors import Failed, Misuse
 from .support.runner import Output, command
+
+if TYPE_CHECKING:
+    from ...queues.security.approvers import ApproverKey
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -42,6 +46,17 @@ SecretFile = Annotated[
         envvar="PERDURE_WEB_SECRET_FILE",
         help="File of the key that signs cookies and answer links; it is made if it does not exist. All processes of a "
         "deployment share it. Default: PERDURE_WEB_SECRET_FILE, then a key of this process: signatures end with it.",
+        show_default=False,
+    ),
+]
+ApproverKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--approver-keys",
+        metavar="FILE",
+        envvar="PERDURE_WEB_APPROVER_KEYS",
+        help="File of the private keys that sign the answers of users, by their names. Default: "
+        "PERDURE_WEB_APPROVER_KEYS, then none.",
         show_default=False,
     ),
 ]
@@ -83,6 +98,7 @@ def run(
     port: Port = 8765,
     tokens: TokensFile = None,
     secret_file: SecretFile = None,
+    approver_keys: ApproverKeys = None,
     root_path: RootPath = "",
     max_body: Annotated[
         int, typer.Option("--max-body", min=1024, metavar="BYTES", help="Largest body of a request.")
@@ -104,8 +120,16 @@ def run(
 
     source = open_source(place, application)
     secret = load_secret(secret_file) if secret_file is not None else token_bytes(32)
-    service = Service(source, TokenFile(tokens), secret=secret, max_body=max_body)
+    keys = read_keys(approver_keys)
+    service = Service(source, TokenFile(tokens), secret=secret, max_body=max_body, approver_keys=keys)
     serve("HTTP API", api(service), host, port, root_path)
+
+
+def read_keys(path: Path | None) -> Mapping[str, ApproverKey]:
+    """Return the private keys of users by their names."""
+    from ...queues.security.approvers import read_approver_keys
+
+    return {} if path is None else read_approver_keys(path)
 
 
 def open_source(place: ConnectionOptions, application: str | None) -> App | Producer:

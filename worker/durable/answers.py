@@ -9,6 +9,11 @@ reads the time before it looks: a wait that has timed out has no answer that its
 A call finds its record by who is asked, what is shown and why, then by order. A call that shows something else, or asks
 another person, is another question: an open wait is opened again under its id, which drops an answer to the former one;
 a recorded answer is not used, but raises `StepMismatch`.
+
+Each opening has a random name, which is saved with the digest of the question. An answer must have this digest: a copy
+of one to another question, to an earlier opening, or to the run before a fresh start is dropped. If the worker knows
+approvers, the answer must be signed by one whom the question names. A dropped answer leaves the wait open, and an event
+that says why.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 import orjson
 from pydantic import PydanticUserError, ValidationError
@@ -34,6 +39,7 @@ from ...queues.envelope import check_size
 from ...queues.errors import PayloadTooLarge, Refused
 from ...queues.json_form import as_json
 from ...queues.keys import check_name
+from ...queues.runtime import RUNTIME
 from ...queues.schemas import UnusableSchema, check_schema
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.waits import (
@@ -45,6 +51,8 @@ from ...queues.waits import (
     free_token,
     look_at_wait,
     opening,
+    question_digest,
+    void_answer,
     wait_id,
     wait_name,
 )
@@ -230,7 +238,7 @@ def _shown(name: str, shows: Any) -> tuple[str, Any]:
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise StepDefinitionError(f"shows of wait {name!r} must be JSON-serialisable: {error}") from None
     data = orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
-    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    digest = hashlib.blake2b(data, digest_size=32).hexdigest()
     return digest, plain if len(data) <= _SHOWN_BYTES else None
 
 
@@ -239,6 +247,35 @@ def wait_fields(call: WaitCall) -> dict[str, Any]:
     found = {"who": call.who, "why": call.why, "schema": call.schema, "shows": call.shows, "token": call.token}
     found["shown"] = call.shown
     return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+class Opened(NamedTuple):
+    """One opening of a wait.
+
+    Attributes:
+        fields: What senders read of it.
+        name: Random name of this opening.
+        question: Digest of the question, which an answer to it has.
+    """
+
+    fields: dict[str, Any]
+    name: str
+    question: str
+
+    @classmethod
+    def of(cls, run: Run, wait: str, call: WaitCall, name: str = "") -> Self:
+        """Return a new opening, or the one of a name again."""
+        name = name or RUNTIME.token(12)
+        keys = run.gateway.answer_keys
+        fields = wait_fields(call) | {"opening": name}
+        if keys is not None and keys.approvers is not None:
+            fields["approvers"] = sorted(keys.approvers.who_may_answer(call.who))
+        return cls(fields, name, question_digest(wait, fields))
+
+
+def void_here(run: Run, wait: str, who: str, question: str, answer: Answer) -> str | None:
+    """Return why an answer is void for a wait of a run, see `void_answer`."""
+    return void_answer(run.gateway, run.delivery.partition, run.id, wait, answer, question=question, who=who)
 
 
 async def open_wait(run: Run, name: str, kind: Any, options: StepOptions, **given: Any) -> Wait[Any]:
@@ -295,7 +332,7 @@ async def _begin_in_call(run: Run, call: WaitCall, options: StepOptions) -> Wait
     elif not _same_question(started["h"], call):
         await wait._open(withdrawn=started["a"])
     else:
-        wait._until, wait._first = started["until"], started["first"]
+        wait._resume(started)
         await wait._claim()
     return wait
 
@@ -381,6 +418,10 @@ class Wait(Generic[T]):
         self._until: int | None = None
         self._first = False
         """Whether it was the first of its name when it was opened."""
+        self._name = ""
+        """Name of the last opening."""
+        self._question = ""
+        """Digest of the question as it was opened last."""
         self._outcome = outcome
         self._stored = True
         """Whether the outcome, if there is one, is certainly stored."""
@@ -399,7 +440,7 @@ class Wait(Generic[T]):
 
     @property
     def by(self) -> str | None:
-        """The name that the sender of the answer gave; None without an answer."""
+        """The name of the approver who has signed the answer, else what its sender gave; None without an answer."""
         return None if self._outcome is None else self._outcome.get("by")
 
     async def result(self) -> T:
@@ -450,13 +491,13 @@ class Wait(Generic[T]):
         if came is TIMED_OUT:
             await self._end({"timeout": True}, Waited(wait=self.id))
         elif isinstance(came, _Gone):
-            await self._run.recorder.put(self._opening(lost=True), wait=True)
+            await self._run.recorder.put(*self._opening(lost=True), wait=True)
         else:
             await self._use(came)
 
     async def _use(self, answer: Answer) -> None:
         """Record an answer, or drop it if it is void: in one act each."""
-        problem = answer.problem or self._void(answer)
+        problem = self._void(answer)
         if problem is None:
             event = Answered(wait=self.id, by=answer.by, value=answer.value, early=answer.early)
             outcome = {"answer": answer.value, "by": answer.by, "at": answer.at}
@@ -470,12 +511,14 @@ class Wait(Generic[T]):
             bound = logger.bind(task=self._run.envelope.task, id=self._run.id)
             bound.warning("an answer to wait {} was dropped, which stays open: {}", self.id, problem)
             dropped = self._run.next_entry(AnswerDropped(wait=self.id, by=answer.by, why=problem))
-            await self._run.recorder.put(self._opening(), dropped, wait=True)
+            await self._run.recorder.put(*self._opening(), dropped, wait=True)
 
     def _void(self, answer: Answer) -> str | None:
         """Return why an answer is void, None if it is not."""
-        if answer.shows != self._call.shows and not (answer.early and self._call.takes_early):
-            return "it is an answer to something else than what is shown now"
+        if (problem := void_here(self._run, self.id, self._call.who, self._question, answer)) is not None:
+            return problem
+        if answer.early and not self._call.takes_early:
+            return "it is an answer to something else than what is asked now"
         if answer.early and not self._first:
             return "it came before another wait of this name"
         try:
@@ -548,7 +591,7 @@ class Wait(Generic[T]):
         event = WaitStarted(
             what="answer", on=call.who, why=call.why, withdrawn=withdrawn, wait=self.id, until=self._until
         )
-        opened = [self._saved(), self._opening(), run.next_entry(event)]
+        opened = [*self._opening(), run.next_entry(event)]
         opened += save_owed(run, call.who, call.why or call.name, self._until, self.id)
         await run.recorder.put(*dropped, *opened, wait=True)
         run.touch()
@@ -564,14 +607,24 @@ class Wait(Generic[T]):
                 found.append(key)
         return found
 
-    def _saved(self) -> Entry:
-        started = {"h": self._call.digest, "until": self._until, "a": self._call.asked}
-        return save_wait(self._run, self._key, "answer", started | {"first": self._first, "token": self.token})
+    def _resume(self, started: dict[str, Any]) -> None:
+        """Continue a wait that an earlier run has opened. started: what that has saved."""
+        self._until, self._first = started["until"], started["first"]
+        self._name, self._question = started["o"], started["q"]
 
-    def _opening(self, *, lost: bool = False) -> Entry:
-        call = self._call
+    def _opening(self, *, lost: bool = False) -> list[Entry]:
+        """Return the entries that open the wait, and that save how.
+
+        lost: Redis has lost it. If another run has opened it again meanwhile, it stays as it is: so it keeps the name
+        of its opening, and an answer to it counts. Each other opening is a new one, to which no earlier answer counts.
+        """
+        run, call = self._run, self._call
+        opened = Opened.of(run, self.id, call, self._name if lost else "")
+        self._name, self._question = opened.name, opened.question
+        started = {"h": call.digest, "until": self._until, "a": call.asked, "first": self._first, "token": self.token}
+        saved = save_wait(run, self._key, "answer", started | {"o": opened.name, "q": opened.question})
         early = self._first and call.takes_early
-        return opening(self._run.id, self.id, wait_fields(call), until=self._until, early=early, lost=lost)
+        return [saved, opening(run.id, self.id, opened.fields, until=self._until, early=early, lost=lost)]
 
     async def _claim(self) -> None:
         """Claim the token of the open wait; close that if another one has it. Raises `TokenTaken`."""

@@ -40,7 +40,7 @@ from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.waits import Answer, closing, look_at_wait, opening
 from ..errors import BudgetExceeded, first_problem
 from ..log import log_wait, logger
-from .answers import GONE, AnswerCame, AnswerCodec, describe_wait, wait_fields
+from .answers import GONE, AnswerCame, AnswerCodec, Opened, describe_wait, void_here
 from .budget_left import BudgetLeft, budget_text, used_text
 from .call_records import record_charge
 from .continuation import hand_off
@@ -396,9 +396,10 @@ class RunSpending:
             wait = _wait_id(use, standing)
             shown = {"budget": use.name or use.ledger, "used": used_text(standing)}
             call = describe_wait(run, _NAME, BudgetDecision, who=_WHO, why=why, shows=shown)
-            saved |= {"wait": wait, "shows": call.shows}
+            opened = Opened.of(run, wait, call)
+            saved |= {"wait": wait, "question": opened.question}
             until = standing.ends_ms
-            entries.append(opening(run.id, wait, wait_fields(call), until=until, early=False))
+            entries.append(opening(run.id, wait, opened.fields, until=until, early=False))
             entries.append(run.next_entry(WaitStarted(what="answer", on=_WHO, why=why, wait=wait, until=until)))
         else:
             entries.append(run.next_entry(WaitStarted(what=f"budget {use.ledger}", why=why)))
@@ -410,7 +411,8 @@ class RunSpending:
     async def _use_answer(self, use: BudgetUse, standing: Standing, saved: dict[str, Any], answer: Answer) -> None:
         """Raise the budget as an answer says, or end the run; drop an answer that is void."""
         run, wait = self._run, saved["wait"]
-        decided, problem = _read(answer, saved["shows"], use)
+        problem = void_here(run, wait, _WHO, saved["question"], answer)
+        decided, problem = (None, problem) if problem else _read(answer, use)
         if problem:
             bound = logger.bind(task=run.envelope.task, id=run.id)
             bound.warning("an answer to wait {} was dropped, which stays open: {}", wait, problem)
@@ -533,12 +535,8 @@ def _wait_id(use: BudgetUse, standing: Standing) -> str:
     return f"{digest_of(f'{use.ledger} {standing.raises}'.encode())[:8]}/{_NAME}"
 
 
-def _read(answer: Answer, shows: str | None, use: BudgetUse) -> tuple[Any, str]:
+def _read(answer: Answer, use: BudgetUse) -> tuple[Any, str]:
     """Return a decision, and why it is void; empty if it is not."""
-    if answer.problem is not None:
-        return None, answer.problem
-    if answer.shows != shows:
-        return None, "it is an answer to something else than is shown now"
     try:
         decided = _DECISION.decode(orjson.dumps(answer.value))
     except ValidationError as error:

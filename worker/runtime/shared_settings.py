@@ -106,6 +106,11 @@ def check_arguments(app: object, concurrency: object, queues: object, name: obje
     """Raise `ConfigurationError` for an argument of `Worker` that is wrong."""
     if not isinstance(app, App):
         raise ConfigurationError(f"app must be an App, got {app!r}")
+    if app.settings.approver_key_file is not None:
+        raise ConfigurationError(
+            "approver_key_file must not be set for a worker, whose tasks could sign answers with it: set "
+            "PERDURE_APPROVER_KEY_FILE for the program that answers only"
+        )
     if not isinstance(concurrency, int) or concurrency < 1:
         raise ConfigurationError(f"concurrency must be a whole number, 1 or more, got {concurrency!r}")
     if isinstance(queues, str):

@@ -18,7 +18,7 @@ query. The others come from the query of a GET or DELETE, and from the JSON body
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_type_hints
@@ -31,6 +31,7 @@ from ...queues.inspection.timeline import has_expired
 from ...queues.inspection.views import find_tasks
 from ...queues.keys import check_name
 from ...queues.producer import Producer
+from ...queues.security.approvers import ApproverKey
 from ..app import App
 from ..log import logger
 from .problems import Problem, problem_of
@@ -118,6 +119,7 @@ class Call:
         app: The application if the service has its code.
         secret: Key of the signatures of cookies and answer links.
         base: URL of the API as the caller reaches it, without a slash at the end; empty outside of requests.
+        approver_keys: Private keys that sign the answers of users, by their names.
     """
 
     user: User
@@ -126,6 +128,7 @@ class Call:
     secret: bytes = field(default=b"", repr=False)
     base: str = ""
     extras: dict[str, Any] = field(default_factory=dict, repr=False)
+    approver_keys: Mapping[str, ApproverKey] = field(default_factory=dict, repr=False)
 
     async def now(self) -> int:
         """Return the time of the Redis server in milliseconds."""

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ...queues.security.approvers import read_approver_keys
 from . import operations
 from .answer_page import answer_routes
 from .binding import problem_response, routes
@@ -43,6 +44,7 @@ def router(
     authenticate: Authenticate | None = None,
     secret: bytes = b"",
     max_body: int = MAX_BODY,
+    approver_keys: str | Path | None = None,
 ) -> Starlette:
     """Return the API as an ASGI application.
 
@@ -55,12 +57,14 @@ def router(
         authenticate: Returns the `User` of a request, or None, in place of tokens. It may be async.
         secret: Key of answer links, at least 32 random bytes. Default: no links.
         max_body: Largest body of a request in bytes.
+        approver_keys: File of the private keys that sign the answers of users, by their names.
 
     Raises:
         ConfigurationError: Neither or both of `tokens` and `authenticate` are given, or the file cannot be read.
     """
     known = TokenFile(Path(tokens)) if tokens is not None else None
-    return application(Service(app, known, authenticate, secret, max_body))
+    keys = {} if approver_keys is None else read_approver_keys(Path(approver_keys))
+    return application(Service(app, known, authenticate, secret, max_body, keys))
 
 
 def application(service: Service) -> Starlette:

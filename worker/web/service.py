@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 
 from ...queues.errors import ConfigurationError, NotOpen
 from ...queues.producer import Producer
+from ...queues.security.approvers import ApproverKey
 from ..app import App
 from .operation import Call
 from .problems import Problem
@@ -41,6 +42,8 @@ class Service:
         secret: Key of the signatures of cookies and answer links, at least 32 random bytes. Default: none, so links
             cannot be made.
         max_body: Largest body of a request in bytes.
+        approver_keys: Private keys that sign the answers of users, by their names. Default: none, so users cannot
+            answer where workers know approvers.
     """
 
     source: App | Producer
@@ -48,6 +51,7 @@ class Service:
     authenticate: Authenticate | None = None
     secret: bytes = field(default=b"", repr=False)
     max_body: int = MAX_BODY
+    approver_keys: Mapping[str, ApproverKey] = field(default_factory=dict, repr=False)
     extras: dict[str, Any] = field(default_factory=dict, repr=False)
     """Values that requests share, such as the readers of event streams, by name of their module."""
     _running: Counter[str] = field(default_factory=Counter, repr=False)
@@ -141,4 +145,4 @@ class Service:
 
     def call(self, user: User, base: str = "") -> Call:
         """Return a call by a user. base: URL of the API as the caller reaches it."""
-        return Call(user, self.producer, self.app, self.secret, base, self.extras)
+        return Call(user, self.producer, self.app, self.secret, base, self.extras, self.approver_keys)

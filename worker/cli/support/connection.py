@@ -89,6 +89,7 @@ class ConnectionOptions(OptionGroup):
             large_limit=settings.max_value_size,
             result_ttl=settings.result_ttl,
             encryptor=settings.encryptor,
+            answer_keys=settings.answer_keys,
             replication=settings.replication,
             requirements=settings.requirements,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
@@ -15,7 +16,7 @@ from ....queues.records import State
 from ....queues.waits import Answer, OpenWait, Waits, is_wait_id, list_waiting, read_live_waits
 from ....queues.wording import short
 from ..support.connection import TaskOptions, connected, known_partitions
-from ..support.errors import misuse_of
+from ..support.errors import Misuse, misuse_of
 from ..support.options import QueueOption, login, read_json
 from ..support.output import Column, Time
 from ..support.runner import Listing, Output
@@ -28,7 +29,18 @@ async def answer(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the wait, or its id such as approval#2.")],
     value: Annotated[str, typer.Argument(metavar="JSON", help="The answer; - for stdin.")],
     *,
-    by: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the sender. Default: your login.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the sender. Default: that of the approver's key, else your login."),
+    ] = None,
+    approver_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--approver-key",
+            metavar="FILE",
+            help="Private key that signs the answer. Default: that of PERDURE_APPROVER_KEY_FILE.",
+        ),
+    ] = None,
     answer_id: Annotated[
         str | None,
         typer.Option("--id", metavar="ID", help="Id of the answer. A second answer with this id is ignored."),
@@ -44,7 +56,8 @@ async def answer(
 
     By name, the open wait of that name gets it. If the task has not asked
     yet, it is kept for the first wait of that name. A late or second answer
-    is refused. 'perdure task waiting ID' lists the questions.
+    is refused. 'perdure task waiting ID' lists the questions. Where workers
+    know approvers, one of them must sign the answer.
 
     Example: perdure task answer 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f approval true
     """
@@ -53,9 +66,16 @@ async def answer(
     if not is_wait_id(name):
         with misuse_of("NAME"):
             check_name("name of a wait", name)
-    sender = login() if by is None else by
+    own = None if producer.gateway.answer_keys is None else producer.gateway.answer_keys.own
+    if approver_key is not None:
+        from ....queues.security.approvers import ApproverKey
+
+        own = ApproverKey.read(approver_key)
+    if own is not None and by not in (None, own.name):
+        raise Misuse(f"--by must be left out: the answer is signed as {own.name!r}, got {by!r}")
+    sender = own.name if own is not None else login() if by is None else by
     handle = await task.find(producer)
-    sent = await handle.answer(name, content, by=sender, answer_id=answer_id, shows=shows)
+    sent = await handle.answer(name, content, by=sender, answer_id=answer_id, shows=shows, approver=own)
     note = f"answered {sent.wait!r} of task {sent.task_id} as {sender!r}"
     if sent.early:
         note = f"kept the answer of {sender!r} for the first wait {sent.wait!r} of task {sent.task_id}"

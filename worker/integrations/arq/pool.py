@@ -402,6 +402,7 @@ async def create_pool(
             payload_limit=settings.payload_limit,
             large_limit=settings.large_limit,
             encryptor=settings.encryptor,
+            answer_keys=settings.answer_keys,
             requirements=settings.requirements,
         )
         try:

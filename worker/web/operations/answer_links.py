@@ -3,7 +3,8 @@
 An approver makes a link for a person and sends it. The link is signed with the secret of the service and names the
 question by its digest, so it fits no other question, and no later one. It opens a page with the question and a form. A
 GET never answers, since mail scanners follow links. The sender of the answer is the person whom the link names, with
-the user who made the link, who could name anyone.
+the user who made the link, who could name anyone. If the service holds a key of that user, the answer is signed with
+it, and has the name of the user.
 
 The signed part is no input of a path, since audit lines have those: who reads the log must not be able to answer.
 """
@@ -206,7 +207,9 @@ async def answer_by_link(call: Call, given: AnswerByLink) -> AnswerView:
         shows=question.shows,
         answer_id=f"link-{signed.nonce}-{answer_digest(repr(given.value))}",
     )
-    stored = await store_answer(call, partition, signed.task_id, signed.wait, answer, by=signed.sender)
+    stored = await store_answer(
+        call, partition, signed.task_id, signed.wait, answer, user=signed.made_by, by=signed.sender
+    )
     logger.bind(audit="answer_by_link", user=signed.person, made_by=signed.made_by, id=signed.task_id).info(
         "{} has answered wait {!r} of task {} by a link of {}",
         signed.person,

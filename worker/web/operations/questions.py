@@ -1,7 +1,8 @@
 """Questions: what tasks wait for, and the answers of people and programs.
 
 A question is an open wait of a task (`ctx.wait_for`, `ctx.ask`, a used-up budget with `then="ask"`). An answer has the
-name of the signed-in user. Callers who give the `question` that they have read cannot answer another one: a wait that
+name of the signed-in user. Where workers know approvers, it is signed with the key that the service holds for the user.
+Callers who give the `question` that they have read cannot answer another one: a wait that
 was opened again since, or that shows something else, refuses the answer.
 """
 
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from ....queues.errors import AnswerRefused, DecryptionError, InvalidAnswer, PerdureError, TaskEnded
+from ....queues.errors import AnswerRefused, ApproverNeeded, DecryptionError, InvalidAnswer, PerdureError, TaskEnded
 from ....queues.keys import Partition
 from ....queues.records import read_tasks
 from ....queues.waits import (
@@ -55,6 +56,7 @@ class QuestionView(ResultModel):
     shown: Any = Field(description="What people see before they answer; null for nothing, or if it is too large.")
     shows: str | None = Field(description="Digest of what people see; null for nothing.")
     token: str | None = Field(description="Token by which it is answered as well.")
+    approvers: list[str] | None = Field(description="Users whose signature the answer needs; null if it needs none.")
     answered: bool = Field(description="Whether it has an answer that the task has not read yet.")
     answered_by: str | None = Field(description="Sender of that answer.")
     question: str = Field(description="Digest of the question; send it with the answer, which then fits no other.")
@@ -192,7 +194,7 @@ async def answer_question(call: Call, given: AnswerQuestion) -> AnswerView:
     first wait of that name. A second answer is refused, and the problem says who gave the first.
     """
     handle = await call.find(given.task_id, given.queue)
-    return await store_answer(call, handle.partition, given.task_id, given.wait, given, by=call.user.name)
+    return await store_answer(call, handle.partition, given.task_id, given.wait, given, user=call.user.name)
 
 
 @operation("POST", "/answers", roles=[Role.APPROVER], changes=True)
@@ -203,7 +205,7 @@ async def answer_by_token(call: Call, given: AnswerToken) -> AnswerView:
     """
     gateway, namespace = call.producer.gateway, call.producer.namespace
     place = await find_token(gateway, namespace, given.token)
-    options = _options(call, given, call.user.name)
+    options = _options(call, given, call.user.name, call.user.name)
 
     async def send() -> AnswerReceipt:
         return await answer_token(gateway, namespace, given.token, given.value, **options)
@@ -215,24 +217,31 @@ async def answer_by_token(call: Call, given: AnswerToken) -> AnswerView:
 
 
 async def store_answer(
-    call: Call, partition: Partition, task_id: str, wait: str, given: GivenValue, *, by: str
+    call: Call, partition: Partition, task_id: str, wait: str, given: GivenValue, *, user: str, by: str = ""
 ) -> AnswerView:
-    """Store an answer to a wait of a task. by: name of its sender.
+    """Store an answer to a wait of a task.
+
+    Args:
+        user: Name of the user who answers, or who has let another person answer.
+        by: Name of that person, unless the answer is signed with the key of the user. Default: the user.
 
     Raises:
         Problem: The answer does not fit, or the wait takes none; the problem says who has answered it.
     """
 
+    options = _options(call, given, user, by or user)
+
     async def send() -> AnswerReceipt:
-        options = _options(call, given, by)
         return await answer_wait(call.producer.gateway, partition, task_id, wait, given.value, **options)
 
-    return _stored(await _sent(call, partition, task_id, wait, send), by)
+    return _stored(await _sent(call, partition, task_id, wait, send), options["by"])
 
 
-def _options(call: Call, given: GivenValue, by: str) -> dict[str, Any]:
+def _options(call: Call, given: GivenValue, user: str, by: str) -> dict[str, Any]:
+    key = call.approver_keys.get(user)
     return {
-        "by": by,
+        "by": by if key is None else key.name,
+        "approver": key,
         "answer_id": given.answer_id,
         "shows": given.shows,
         "question": given.question,
@@ -252,6 +261,8 @@ async def _sent(
     except InvalidAnswer as error:
         fields = [problem_field(text) for text in error.problems]
         raise Problem(422, "invalid-answer", str(error), fields=fields) from None
+    except ApproverNeeded as error:
+        raise Problem(403, "approver-needed", f"{error}; {_KEYS}") from None
     except (AnswerRefused, TaskEnded) as error:
         if partition is not None and (answered := await answered_problem(call, partition, task_id, wait)) is not None:
             raise answered from error
@@ -260,6 +271,11 @@ async def _sent(
         raise
     except ValueError as error:
         raise Problem(422, "invalid-input", str(error)) from None
+
+
+_KEYS: Final = (
+    "here, start the server with --approver-keys FILE and add the user's key: perdure keys generate --approver USER"
+)
 
 
 async def answered_problem(call: Call, partition: Partition, task_id: str, wait: str) -> Problem | None:
@@ -321,6 +337,7 @@ def _view(partition: Partition, task_id: str, task: str | None, wait: OpenWait, 
         shown=wait.shown,
         shows=wait.shows,
         token=wait.token,
+        approvers=None if wait.approvers is None else [*wait.approvers],
         answered=wait.answered,
         answered_by=by,
         question=wait.digest,
