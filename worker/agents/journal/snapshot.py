@@ -27,6 +27,7 @@ LARGE: Final = 16 * 1024
 """Size of a value's JSON in bytes above which it is stored apart."""
 
 _REF: Final = "$ref"
+_REF_NAME: Final = b'"$ref":'
 
 _HASH: Final = "sha256:"
 
@@ -136,7 +137,13 @@ def _split(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
 
 
 def _children(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
-    """Return a value with its parts in stored form, and the size of its JSON in bytes."""
+    """Return a value with its parts in stored form, and the size of its JSON in bytes.
+
+    A small value without references has its stored form: it is looked at as a whole.
+    """
+    data = orjson.dumps(value)
+    if len(data) <= LARGE and _REF_NAME not in data:
+        return value, len(data)
     match value:
         case list():
             parts = [_split(part, blobs) for part in value]
@@ -149,7 +156,7 @@ def _children(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
             sizes = sum(len(orjson.dumps(name)) + 2 + size for name, (_, size) in fields.items())
             return {name: part for name, (part, _) in fields.items()}, max(2, sizes + 1)
         case _:
-            return value, len(orjson.dumps(value))
+            return value, len(data)
 
 
 def join(value: Any, blobs: Mapping[str, bytes]) -> Any:

@@ -56,6 +56,11 @@ class StepStatus(StrEnum):
     FAILED = "failed"
     DROPPED = "dropped"
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Write a status as the text that it is: reading `value` calls Python, for each step of each checkpoint."""
+        return {**handler(source), "serialization": core_schema.simple_ser_schema("str")}
+
 
 class PlanStep(BaseModel):
     """Step of a plan.
