@@ -46,7 +46,7 @@ help:
 	  'make audit        known vulnerabilities of the packages that users install' \
 	  'make bench        throughput, step rate, latency and recovery, compared with a raw client' \
 	  'make bench-scale  cost of tasks and idle workers for Redis; writes docs/explanation/scaling.md' \
-	  'make bench-peers  comparison with twelve other projects; writes docs/explanation/benchmarks.md (half an hour)' \
+	  'make bench-peers  comparison with twelve other projects; writes docs/explanation/benchmarks.md and README.md (most of an hour)' \
 	  'make bench-deploys deploys of new code under load, with the commands of systemd, Kubernetes, compose and PM2' \
 	  'make install      create .venv with all dependencies; the other targets call it' \
 	  'make clean        remove .venv and all build products'
@@ -239,14 +239,15 @@ bench-deploys: install build/npm/installed
 bench-scale: install
 	$(BIN)/python -m benchmarks.scale --write docs/explanation/scaling.md
 
-# Into build/ first, so that the stored figures stay until the new ones are complete.
+# Into build/ first, so that the stored figures stay until the new ones are complete. What the peers run does not measure,
+# because of --only, stays as it was.
 # BENCH_PEERS: options of `python -m benchmarks.peers`; --quick is for all three runs.
 bench-peers: install
 	@mkdir -p docs/explanation/benchmarks build
 	$(BIN)/python -m benchmarks --json $(filter --quick,$(BENCH_PEERS)) > build/perdure.json
 	$(BIN)/python -m benchmarks --json --fsync --only steps $(filter --quick,$(BENCH_PEERS)) > build/perdure-fsync.json
-	$(BIN)/python -m benchmarks.peers --output build/results.json $(BENCH_PEERS)
-	@mv build/perdure.json build/perdure-fsync.json build/results.json docs/explanation/benchmarks/
+	$(BIN)/python -m benchmarks.peers $(BENCH_PEERS)
+	@mv build/perdure.json build/perdure-fsync.json docs/explanation/benchmarks/
 	$(BIN)/python -m benchmarks.peers.page
 
 clean:

@@ -13,19 +13,20 @@ from typing import Annotated
 
 import typer
 
+from ..support.origin import Origin
 from . import results
 from .environments import install
 from .lines import Measure, measures
-from .machine import about
 from .measurements import Facts, facts
 from .processes import Failed
 from .rounds import estimate, measure
-from .servers import Postgres, postgres
+from .servers import Postgres, postgres, postgres_version, redis_version
 from .setups import QUEUES, STEPS, Peer
 from .sizes import FULL, QUICK, Amounts
 from .sweep import Swept, sweep
 
 _RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "benchmarks" / "results.json"
+_POSTGRES_SETTINGS = ("fsync", "synchronous_commit", "wal_sync_method")
 
 
 def main(
@@ -36,8 +37,10 @@ def main(
     swept: Annotated[
         Path | None, typer.Option(help="The outcome of the sweep: read if the file exists, else written.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="The file of the results, as JSON.")] = _RESULTS,
-    note: Annotated[str, typer.Option(help="A note on the conditions; shown at the head of the page.")] = "",
+    output: Annotated[
+        Path, typer.Option(help="The file of the results; what this run does not measure stays in it.")
+    ] = _RESULTS,
+    note: Annotated[str, typer.Option(help="A note on the conditions, shown beside the figures.")] = "",
 ) -> None:
     """Measure Perdure and its peers, each in its own virtual environment, on private servers."""
     size = QUICK if quick else FULL
@@ -49,7 +52,13 @@ def main(
     _check("peer", peer, list(everyone))
     chosen = [each for each in everyone.values() if not peer or each.key in peer or each.environment is None]
     options = [f"--only {key}" for key in only or ()] + [f"--peer {key}" for key in peer or ()]
-    head = about(["--quick", *options] if quick else options, note=note)
+    options += [f"--rounds {rounds}"] if rounds else []
+    origin = Origin.now(
+        " ".join(["python -m benchmarks.peers", *(["--quick"] if quick else []), *options]),
+        f"Redis {redis_version()}",
+        f"Postgres {postgres_version()}",
+    )
+    about = results.About(origin.line(), note, quick=quick)
     asked = [what for what in measures(size, {}) if not only or what.key in only]
     known = _prepared([each for each in chosen if any(each in what.peers for what in asked)])
     with ExitStack() as stack:
@@ -62,12 +71,10 @@ def main(
         )
         found = measure(wanted, known, size, database, settings.rates, _say)
         if database is not None:
-            head["postgres_settings"] = {
-                name: database.setting(name) for name in ("fsync", "synchronous_commit", "wal_sync_method")
-            }
-    data = results.as_data(
-        {**head, "quick": quick, "seconds": round(time.monotonic() - began)}, size, wanted, known, found, settings.tried
-    )
+            about = replace(about, postgres={name: database.setting(name) for name in _POSTGRES_SETTINGS})
+    data = results.as_data(about, size, wanted, known, found, settings.tried)
+    if output.exists() and not quick:
+        data = results.merge(results.read(output), data)
     results.write(data, output)
     _say(f"written to {output} after {(time.monotonic() - began) / 60:.1f} minutes")
 

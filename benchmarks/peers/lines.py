@@ -59,6 +59,8 @@ def measures(amounts: Amounts, best: Mapping[str, Peer]) -> Sequence[Measure]:
     queues = [setup for peer in QUEUES for setup in (peer, *([best[peer.key]] if peer.key in best else []))]
     steps = [setup for peer in STEPS for setup in (peer, *([best[peer.key]] if peer.key in best else []))]
     chosen = [best.get(peer.key, peer) for peer in QUEUES]
+    # How Redis writes to disk matters to neither fan-out nor recovery.
+    queues_once = [peer for peer in QUEUES if peer is not PERDURE_FSYNC]
     limit = f"{amounts.limit:g} s"
     drained = (
         f"are enqueued, enough for twice {limit} at the rate that the sweep found; then one worker is started; tasks "
@@ -132,7 +134,7 @@ def measures(amounts: Amounts, best: Mapping[str, Peer]) -> Sequence[Measure]:
                     "all their results; children per second between its start and that end",
                 )
             ],
-            chosen,
+            [best.get(peer.key, peer) for peer in queues_once],
             _spread,
             lambda size: 4 + size.children / 250,
         ),
@@ -178,7 +180,7 @@ def measures(amounts: Amounts, best: Mapping[str, Peer]) -> Sequence[Measure]:
                     less=True,
                 )
             ],
-            [*QUEUES, *(peer for peer in STEPS if not peer.worker)],
+            [*queues_once, *(peer for peer in STEPS if not peer.worker)],
             _recovery,
             lambda size: 15 + size.patience,
             at_once=True,
@@ -194,7 +196,7 @@ def measures(amounts: Amounts, best: Mapping[str, Peer]) -> Sequence[Measure]:
                     less=True,
                 )
             ],
-            QUEUES,
+            queues_once,
             _recovery_set,
             lambda size: 30 + 5 * size.silence,
             at_once=True,

@@ -10,12 +10,14 @@ import typer
 from . import results
 from .bars import bars_of
 from .chart import chart
-from .page_text import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, SECTIONS, SWEEP, TITLE, facts
+from .page_text import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, SECTIONS, SWEEP, TITLE, conditions
 from .results import Data
+from .summary import with_summary
 from .tables import cell_table, guarantee_table, overview, settings_table, sweep_table
 from .target_table import reached
 
-_DOCS = Path(__file__).parents[2] / "docs" / "explanation"
+_ROOT = Path(__file__).parents[2]
+_DOCS = _ROOT / "docs" / "explanation"
 _DATA = _DOCS / "benchmarks"
 
 
@@ -24,6 +26,7 @@ def main(
     own: Annotated[Path, typer.Option(help="Output of `python -m benchmarks --json`.")] = _DATA / "perdure.json",
     fsync: Annotated[Path, typer.Option(help="Output of the same command with --fsync.")] = _DATA
     / "perdure-fsync.json",
+    readme: Annotated[Path, typer.Option(help="The document with the sentence on no-op tasks.")] = _ROOT / "README.md",
     page: Annotated[Path, typer.Option(help="The page to write; charts go to `benchmarks/` beside it.")] = _DOCS
     / "benchmarks.md",
 ) -> None:
@@ -36,6 +39,8 @@ def main(
         subtitle = f"{line['unit']}; {'shorter' if line['less'] else 'longer'} is better"
         (charts / f"{line['key']}.svg").write_text(chart(line["title"], subtitle, bars_of(line, data)))
     page.write_text("\n".join(_page(data, runs)))
+    if any(line["key"] == "noop" for line in data["lines"]):
+        readme.write_text(with_summary(readme.read_text("utf-8"), data), "utf-8")
 
 
 def _there(**files: Path) -> list[tuple[str, Path]]:
@@ -43,7 +48,7 @@ def _there(**files: Path) -> list[tuple[str, Path]]:
 
 
 def _page(data: Data, runs: dict[str, Data]) -> list[str]:
-    parts = [TITLE, "## Conditions\n", facts(data), HOW_TO_READ, "## Known inequalities\n", INEQUALITIES]
+    parts = [TITLE, "## Conditions\n", HOW_TO_READ, "## Known inequalities\n", INEQUALITIES]
     parts += ["## Perdure's targets\n", *reached(runs)]
     lines = {line["key"]: line for line in data["lines"]}
     for title, keys, promises, text in SECTIONS:
@@ -56,12 +61,16 @@ def _page(data: Data, runs: dict[str, Data]) -> list[str]:
                 f"### {line['title']}\n",
                 f"![{line['title']}](benchmarks/{line['key']}.svg)\n",
                 f"Measured: {line['how']}.\n",
+                *conditions(line),
                 *cell_table(line, data, promises),
             ]
+    left_out = [key for _, keys, _, _ in SECTIONS for key in keys if key not in lines]
     parts += ["## Guarantees of each setup\n", GUARANTEES, *guarantee_table(data)]
     parts += ["## Settings that were tried\n", SWEEP, *sweep_table(data)]
     parts += ["## Settings and versions\n", *settings_table(data)]
     parts += ["## Not measured\n", LIMITS]
+    if left_out:
+        parts += [f"Benchmarks that this page has no run of: {', '.join(f'`{key}`' for key in left_out)}.\n"]
     return parts
 
 

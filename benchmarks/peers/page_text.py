@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..support.origin import Origin
 from .results import Data
 
-__all__ = ["GUARANTEES", "HOW_TO_READ", "INEQUALITIES", "LIMITS", "SECTIONS", "SWEEP", "TITLE", "facts"]
+__all__ = ["GUARANTEES", "HOW_TO_READ", "INEQUALITIES", "LIMITS", "SECTIONS", "SWEEP", "TITLE", "conditions"]
 
 TITLE = """# Benchmarks
 
@@ -34,38 +33,28 @@ A short round is less exact than the figures above: what matters is the order.
 """
 
 
-def facts(data: Data) -> str:
-    """Return when, where and how the run was made, as a list."""
-    machine = data["machine"]
-    settings = ", ".join(f"{name} {value}" for name, value in data.get("postgres_settings", {}).items())
-    size = data["amounts"]
-    command = " ".join(["python -m benchmarks.peers", *data["command"]])
-    computer = f"{machine['cores']} cores, {machine['processor']}, {machine['memory_gb']:g} GB, {machine['system']}"
-    origin = Origin(command, data["revision"], data["made"][:10], f"{computer}, load {machine['load_before']:g}")
-    found = [
-        origin.line(),
-        f"Measured {data['made']} in {data['seconds'] / 60:.0f} minutes",
-        f"{size['rounds']} rounds, {size['recoveries']} for recovery; data: [results.json](benchmarks/results.json)",
-        f"Python {machine['python']}, Redis {machine['redis']}, Postgres {machine['postgres']}"
-        + (f" ({settings})" if settings else ""),
-    ]
-    if data["note"]:
-        found.append(data["note"])
-    warning = "**A quick run: it only checks that everything runs. Ignore its figures.**\n\n" if data["quick"] else ""
-    return warning + found[0] + "\n\n" + "\n".join(f"- {fact}" for fact in found[1:]) + "\n"
+def conditions(line: Data) -> list[str]:
+    """Return when, where and how a line was measured."""
+    run = line["run"]
+    found = [run["origin"], ""]
+    if run["quick"]:
+        found = ["**A quick run: it only checks that everything runs. Ignore its figures.**", "", *found]
+    settings = ", ".join(f"{name} {value}" for name, value in run["postgres"].items())
+    rounds = run["recoveries"] if line["key"].startswith("recovery") else run["rounds"]
+    notes = [f"Rounds: {rounds}.{f' Postgres: {settings}.' if settings else ''}", run["note"]]
+    return [*found, *(part for note in notes if note for part in (note, ""))]
 
 
-HOW_TO_READ = """Every figure is the median of several rounds, with the lowest and highest round in brackets. Rounds
-are interleaved: each setup once, then each setup again. A round of tasks lasts as long for each setup. Compare ratios
-within one run: the column "Perdure is" says how many times as fast Perdure is as that project at the better of its
-settings, or how many times sooner. Below 1 the other project is better.
+HOW_TO_READ = """Every figure is the median of the rounds, with the lowest and highest round in brackets. Rounds are
+interleaved: each setup once, then each setup again. A round of tasks lasts as long for each setup. Compare
+ratios within one run: the column "Perdure is" says how many times as fast Perdure is as that project at the
+better of its settings, or how many times sooner. Below 1 the other project is better.
 
-All queue setups use a private redis-server on loopback TCP, restarted for each figure and without
-persistence; the same number of tasks; one worker process with the same concurrency; results stored and read
-back with the setup's own client. Each is started as its documentation describes, with JSON if it offers it,
-and without a log line per task. Projects on Postgres use a private server with its defaults. Clients that are
-coroutines run on uvloop. Handlers write start and end times to a memory-mapped file, which costs the
-same for all of them.
+All queue setups on Redis use a private redis-server on loopback TCP, restarted for each figure and without
+persistence; those on Postgres a private server with its defaults. Each has one worker, is started as its
+documentation describes, with JSON if it offers it, and without a log line per task; results are read back
+with the setup's own client, if it keeps them. Clients that are coroutines run on uvloop. Handlers write start
+and end times to a memory-mapped file, which costs the same for all of them.
 """
 
 _QUEUES = """RQ runs one job at a time, whatever the concurrency.

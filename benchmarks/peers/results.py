@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,60 @@ from .rounds import Cell
 from .setups import PERDURE, Peer
 from .sizes import Amounts
 
-__all__ = ["Data", "as_data", "read", "write"]
+__all__ = ["About", "Data", "as_data", "merge", "read", "write"]
 
 Data = dict[str, Any]
 
-FORMAT = 2
+_FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A run: the line of its origin, a note on the conditions, settings of Postgres, and whether it is only a check."""
+
+    origin: str
+    note: str = ""
+    postgres: Mapping[str, str] = field(default_factory=dict)
+    quick: bool = False
 
 
 def as_data(
-    about: Mapping[str, object],
+    about: About,
     size: Amounts,
     measures: Sequence[Measure],
     facts: Mapping[str, Facts | str],
     found: Mapping[tuple[str, str], Cell],
     tried: Sequence[Mapping[str, Any]],
 ) -> Data:
-    """Return the whole run as data. about: when, where and how it was made. tried: the settings of the sweep."""
+    """Return a run as data. tried: the settings of the sweep."""
+    run = {**asdict(about), "rounds": size.rounds, "recoveries": size.recoveries}
     peers = {peer.key: peer for measure in measures for peer in measure.peers if peer.key in facts}
     return {
-        "format": FORMAT,
-        **about,
-        "amounts": asdict(size),
+        "format": _FORMAT,
         "sweep": [dict(row) for row in tried],
         "peers": [_peer(peer, facts[peer.key]) for peer in peers.values()],
-        "lines": [_line(measure, at, found, facts) for measure in measures for at in range(len(measure.lines))],
+        "lines": [
+            {**_line(measure, at, found, facts), "run": run} for measure in measures for at in range(len(measure.lines))
+        ],
+    }
+
+
+def merge(stored: Data, new: Data) -> Data:
+    """Return stored results with the lines, peers and settings of a new run in place of theirs.
+
+    Each line keeps its run. Stored results in another format are dropped.
+    """
+    if stored.get("format") != _FORMAT:
+        return new
+    swept = {row["peer"] for row in new["sweep"]}
+    peers = {peer["key"]: peer for peer in (*stored["peers"], *new["peers"])}
+    lines = {line["key"]: line for line in (*stored["lines"], *new["lines"])}
+    used = {cell["peer"] for line in lines.values() for cell in line["cells"]}
+    return {
+        "format": _FORMAT,
+        "sweep": [*(row for row in stored["sweep"] if row["peer"] not in swept), *new["sweep"]],
+        "peers": [peer for key, peer in peers.items() if key in used],
+        "lines": list(lines.values()),
     }
 
 

@@ -79,7 +79,7 @@ class Peer:
         worker = " ".join(part for part in (choice.worker or self.worker, choice.options) if part)
         return replace(
             self,
-            key=f"{self.key}-best",
+            key=f"{self.key}: {choice.name}",
             name=f"{self.name}, {choice.name}",
             settings=f"as {self.name}, with {choice.name}",
             worker=f"{_ON_UVLOOP} {worker}" if choice.uvloop and worker else worker,
@@ -130,7 +130,6 @@ PERDURE_FSYNC = Peer(
         PERDURE.guarantee.recovery,
     ),
     worker=_PERDURE_WORKER,
-    cannot=dict.fromkeys(("spread", "recovery", "recovery_set"), "not measured: same as Perdure"),
 )
 
 _CELERY_WORKER = "celery -A programs.frameworks.on_celery worker --pool threads -c {concurrency}"
@@ -332,8 +331,7 @@ QUEUES: Sequence[Peer] = (
         guarantee=Guarantee(
             "late, in batches, without a result", "at least once", "every commit", "a heartbeat older than 30 s"
         ),
-        worker="pgq run programs.frameworks.on_pgqueuer:worker --max-concurrent-tasks {concurrency} "
-        "--log-level WARNING",
+        worker="pgq run programs.frameworks.on_pgqueuer:worker --max-concurrent-tasks {concurrency}",
         recovery="--heartbeat-timeout {seconds}",
         cannot={"spread": "a job cannot wait for others"},
         choices=(

@@ -8,7 +8,7 @@ from ..report import number
 from .bars import short
 from .results import Data
 
-__all__ = ["cell_table", "guarantee_table", "overview", "row", "settings_table", "spread", "sweep_table"]
+__all__ = ["better", "cell_table", "guarantee_table", "overview", "row", "settings_table", "spread", "sweep_table"]
 
 _REASON = 160
 
@@ -43,17 +43,17 @@ def spread(values: Sequence[float], median: float) -> str:
 def overview(lines: Sequence[Data], data: Data) -> list[str]:
     """Return the table of Perdure's ratios to every project, each at the better of its settings."""
     peers = {peer["key"]: peer for peer in data["peers"]}
-    better = [{cell["peer"]: cell for cell in line["cells"] if cell["peer"] in _better(line, data)} for line in lines]
+    chosen = [{cell["peer"]: cell for cell in line["cells"] if cell["peer"] in better(line, data)} for line in lines]
     found = [row("Perdure compared with", *(line["title"] for line in lines)), rule("l", *("r" for _ in lines))]
     for project in dict.fromkeys(peer["project"] for peer in peers.values()):
-        cells = [[cell for key, cell in line.items() if peers[key]["project"] == project] for line in better]
+        cells = [[cell for key, cell in line.items() if peers[key]["project"] == project] for line in chosen]
         ratios = [_times(of_line[0]) if of_line else "-" for of_line in cells]
         if any(ratio != "-" for ratio in ratios):
             found.append(row(peers[project]["name"], *ratios))
     return [*found, ""]
 
 
-def _better(line: Data, data: Data) -> set[str]:
+def better(line: Data, data: Data) -> set[str]:
     """Return the setups of a line that are the best of their project."""
     projects = {peer["key"]: peer["project"] for peer in data["peers"]}
     best: dict[str, Data] = {}
@@ -69,7 +69,7 @@ def cell_table(line: Data, data: Data, promises: Sequence[str]) -> list[str]:
 
     A project that was measured with several settings has one ratio, that of the best.
     """
-    better = _better(line, data)
+    chosen = better(line, data)
     peers = {peer["key"]: peer for peer in data["peers"]}
     names = {key: peer["name"] for key, peer in peers.items()}
     heads = ["", line["unit"], "Perdure is", *(_HEADS[promise] for promise in promises)]
@@ -83,7 +83,7 @@ def cell_table(line: Data, data: Data, promises: Sequence[str]) -> list[str]:
             row(
                 names[cell["peer"]],
                 figure,
-                _times(cell) if cell["peer"] in better else "-",
+                _times(cell) if cell["peer"] in chosen else "-",
                 *(guarantee[promise] for promise in promises),
             )
         )

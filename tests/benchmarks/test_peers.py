@@ -25,31 +25,17 @@ from benchmarks.peers.processes import Failed, started
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.setups import PERDURE, QUEUES, Choice, Peer
 from benchmarks.peers.sizes import FULL, QUICK
+from benchmarks.peers.summary import BEGIN, END
 from benchmarks.peers.sweep import Swept
+from benchmarks.support.origin import Origin
 from tests.support.paths import ROOT
 
 FACTS = Facts(python="3", versions={"other": "1.0"}, recovery=60, recovery_where="Worker(timeout)")
 OTHER = replace(PERDURE, key="other", name="Other & Co", environment="other")
 BROKEN = replace(PERDURE, key="broken", name="Broken", environment="broken")
 
-ABOUT: dict[str, Any] = {
-    "made": "2026-01-01T00:00:00+00:00",
-    "command": ["--quick"],
-    "note": "",
-    "revision": "abc",
-    "quick": True,
-    "seconds": 60,
-    "machine": {
-        "cores": 2,
-        "processor": "a processor",
-        "memory_gb": 4.0,
-        "system": "Linux",
-        "python": "3",
-        "redis": "7",
-        "postgres": "none",
-        "load_before": 0.5,
-    },
-}
+ORIGIN = Origin("python -m benchmarks.peers --quick", "abc", "2026-01-01", "2 cores (a processor)")
+ABOUT = results.About(ORIGIN.line(), quick=True)
 
 
 def made_up(rate: dict[str, list[float]]) -> results.Data:
@@ -80,7 +66,9 @@ def page(folder: Path, data: results.Data, **own: results.Data) -> str:
     for name, found in files.items():
         if found is not None:
             results.write(found, folder / f"{name}.json")
-    draw(folder / "peers.json", folder / "own.json", folder / "fsync.json", folder / "benchmarks.md")
+    readme = folder / "README.md"
+    readme.write_text(f"# Title\n\n{BEGIN}\nformer text\n{END}\n\nlast line\n")
+    draw(folder / "peers.json", folder / "own.json", folder / "fsync.json", readme, folder / "benchmarks.md")
     return (folder / "benchmarks.md").read_text()
 
 
@@ -114,9 +102,12 @@ def test_the_sweep_measures_the_fastest_setting_beside_the_defaults() -> None:
 
     assert swept.best["arq"].name == f"arq, {second.name}"
     assert swept.best["arq"].extra["BENCH_POLL"] == "0.01"
-    assert swept.rates == {"arq": 320.0, "arq-best": 2_400.0}
+    assert swept.rates == {"arq": 320.0, f"arq: {second.name}": 2_400.0}
     noop, bulk, *_ = measures(QUICK, swept.best)
-    assert [peer.key for peer in noop.peers if peer.project == "arq" or peer.key == "arq"] == ["arq", "arq-best"]
+    assert [peer.key for peer in noop.peers if peer.project == "arq" or peer.key == "arq"] == [
+        "arq",
+        f"arq: {second.name}",
+    ]
     assert [peer.key for peer in bulk.peers if "arq" in peer.key] == ["arq"]
 
 
@@ -138,7 +129,7 @@ def test_a_setup_gets_tasks_for_twice_the_time_limit() -> None:
 def test_a_project_with_two_settings_has_the_ratio_of_the_better_one(tmp_path: Path) -> None:
     slow = replace(OTHER, timer="it looks every 0.5 s")
     tuned = OTHER.at(Choice("look every 10 ms"))
-    values = {"perdure": 20.0, "other": 2.0, "other-best": 5.0}
+    values = {"perdure": 20.0, "other": 2.0, tuned.key: 5.0}
     line = Line("noop", "No-op tasks", "tasks/s", "how")
     what = Measure(
         "noop", [line], [PERDURE, slow, tuned], lambda peer, *_: {"noop": values[peer.key]}, lambda size: 1.0
@@ -155,6 +146,29 @@ def test_a_project_with_two_settings_has_the_ratio_of_the_better_one(tmp_path: P
     assert "- Other & Co: it looks every 0.5 s." in text
     assert "- Other & Co, look every 10 ms: the rounds differ by less than 1%; no timer of its own" in text
     assert "| Other & Co | look every 10 ms | 5.00 | tasks/s | best |" in text
+
+
+def test_the_summary_names_the_best_setting_of_each_project(tmp_path: Path) -> None:
+    page(tmp_path, made_up({"perdure": [20.0, 20.0, 20.0], "other": [5.0, 4.0, 6.0]}))
+
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith(
+        f"# Title\n\n{BEGIN}\n\n{ORIGIN.line()}\n\nOne worker process ran 20.0 no-op tasks per second"
+    )
+    assert "Other & Co 5.00. Perdure was 4.00 times as fast as the best of them." in " ".join(text.split())
+    assert text.endswith(f"\n\n{END}\n\nlast line\n")
+    assert "former text" not in text
+
+
+def test_a_run_replaces_the_lines_that_it_measured_and_keeps_the_others() -> None:
+    old = made_up({"perdure": [20.0] * 3, "other": [5.0] * 3})
+    echo = {**old["lines"][0], "key": "echo", "run": {**old["lines"][0]["run"], "note": "an older run"}}
+    new = made_up({"perdure": [30.0] * 3, "other": [5.0] * 3})
+    merged = results.merge({**old, "lines": [*old["lines"], echo]}, new)
+
+    assert {line["key"]: line["cells"][0]["median"] for line in merged["lines"]} == {"noop": 30.0, "echo": 20.0}
+    assert merged["lines"][1]["run"]["note"] == "an older run"
+    assert results.merge({"format": 1, "lines": []}, new) == new
 
 
 def test_a_peer_that_fails_has_its_reason_in_place_of_a_figure_and_ends_nothing() -> None:
@@ -174,7 +188,7 @@ def test_the_page_has_every_peer_with_its_figure_or_reason_and_its_promise(tmp_p
     assert "| Other & Co | it <broke> | - |" in text
     assert "| Broken | not installed: no such package | - |" in text
     assert "![No-op tasks](benchmarks/noop.svg)" in text
-    assert "commit `abc`, 2026-01-01, 2 cores, a processor, 4 GB, Linux" in text
+    assert ORIGIN.line() in text.splitlines()
     assert "Ignore its figures" in text
 
 
