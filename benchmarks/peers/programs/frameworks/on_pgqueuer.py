@@ -26,14 +26,26 @@ RESULTS = False
 _TASKS = ("noop", "echo", "nap", "hang")
 
 
-async def worker() -> PgQueuer:
+@asynccontextmanager
+async def worker() -> AsyncIterator[PgQueuer]:
+    async with driver() as connected:
+        manager = PgQueuer(connected)
+        for name in _TASKS:
+            register(manager, name)
+        yield manager
+
+
+@asynccontextmanager
+async def driver() -> AsyncIterator[AsyncpgDriver | AsyncpgPoolDriver]:
     if "BENCH_POOL" in os.environ:
-        manager = PgQueuer(AsyncpgPoolDriver(await asyncpg.create_pool(DATABASE_URL)))
+        async with asyncpg.create_pool(DATABASE_URL) as pool:
+            yield AsyncpgPoolDriver(pool)
     else:
-        manager = PgQueuer(AsyncpgDriver(await asyncpg.connect(DATABASE_URL)))
-    for name in _TASKS:
-        register(manager, name)
-    return manager
+        connection = await asyncpg.connect(DATABASE_URL)
+        try:
+            yield AsyncpgDriver(connection)
+        finally:
+            await connection.close()
 
 
 def register(manager: PgQueuer, name: str) -> None:
