@@ -60,6 +60,7 @@ class ConnectionSettings(BaseModel):
         require_durable: use only a server that evicts no keys and has each write on its disk before it replies.
         encryption_keys, encryption_key_file: keys as text or in a file; the first one encrypts, all decrypt.
         encryption_required: refuse arguments, results and checkpoints that are not encrypted.
+        sign_only: sign the data with the key instead of encrypting it: it stays readable, and no change goes unnoticed.
         approvers, approvers_file: public keys of those whose signature an answer needs, as text or in a file, and
             groups of them; without any, a process that has the deployment's key can answer.
         approver_key_file: private key with which this process signs its answers; workers must not have one.
@@ -77,6 +78,7 @@ class ConnectionSettings(BaseModel):
     encryption_keys: SecretStr = SecretStr("")
     encryption_key_file: Path | None = None
     encryption_required: bool = False
+    sign_only: bool = False
     approvers: str = ""
     approvers_file: Path | None = None
     approver_key_file: Path | None = None
@@ -148,6 +150,7 @@ class ConnectionSettings(BaseModel):
             self.encryption_keys.get_secret_value(),
             None if file is None else file.expanduser(),
             required=self.encryption_required,
+            sign_only=self.sign_only,
         )
 
     @property

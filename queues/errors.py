@@ -238,7 +238,7 @@ class KeyMissing(DecryptionError):
 
     def __init__(self, what: str, how: str) -> None:
         super().__init__(
-            what, f"encrypted {how}; set PERDURE_ENCRYPTION_KEYS (or PERDURE_ENCRYPTION_KEY_FILE) to all keys in use"
+            what, f"{how}; set PERDURE_ENCRYPTION_KEYS (or PERDURE_ENCRYPTION_KEY_FILE) to all keys in use"
         )
 
 

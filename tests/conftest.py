@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import hypothesis
 import pytest
@@ -18,8 +19,10 @@ import redis.asyncio
 import redis.utils
 from perdure import App
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
+from perdure.queues.delivery.checkpoint import Entry, Kind
 from perdure.queues.transport.pipelining import ClientAdapter, Command, PipelinedConnection
 from perdure.queues.transport.scripts import loaded_scripts
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.log import logger
 from perdure.worker.settings import Settings
 from perdure.worker.testing.timed_server import TimedServer
@@ -107,6 +110,26 @@ def one_slot_per_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(wire, "submit", watched(wire.submit, astray))
     yield
     assert not astray, f"scripts across slots: {astray}"
+
+
+@pytest.fixture(autouse=True)
+def events_in_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Check that each run puts its events into the log in the order of their numbers."""
+    latest = WeakKeyDictionary[CheckpointWriter, int]()
+    astray: list[str] = []
+    add = CheckpointWriter._add
+
+    def checked(writer: CheckpointWriter, entries: tuple[Entry, ...]) -> None:
+        for entry in entries:
+            if entry.kind in (Kind.EVENT, Kind.BASE):
+                if int(entry.value) <= latest.get(writer, 0):
+                    astray.append(f"{entry.step} {entry.value.decode()} after {latest[writer]}")
+                latest[writer] = int(entry.value)
+        add(writer, entries)
+
+    monkeypatch.setattr(CheckpointWriter, "_add", checked)
+    yield
+    assert not astray, f"events out of order: {astray}"
 
 
 def watched(submit: Callable[[Any, Command], Any], astray: list[str]) -> Callable[[Any, Command], Any]:

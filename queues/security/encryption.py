@@ -5,6 +5,9 @@ messages in inboxes, and errors (in the record, the event log and the dead lette
 counting need stays readable: ids, names of tasks, queues and steps, headers, options, counters, times, reasons, types
 of events. Scripts move encrypted data as it is.
 
+With `sign_only`, the data is signed and stays readable: the same values are bound to the same places, and with the same
+key. Either form is read, so a deployment can change from one to the other. Without a key, data is neither.
+
 The format of encrypted data, in bytes:
 
     1   0xC1: no JSON begins with it, and no UTF-8 text contains it, so it distinguishes encrypted data from plain data
@@ -13,6 +16,8 @@ The format of encrypted data, in bytes:
     12  nonce, random
     n   ciphertext
     16  tag
+
+The format of signed data has the version 2, and after the key id the 32 bytes of the signature and the data.
 
 Each task has its own key, derived from the deployment's (NIST SP 800-108r1, counter mode, HMAC-SHA-256) with the
 namespace, the queue and the task's id as context. These and the kind of the data (arguments of which task name with
@@ -36,7 +41,6 @@ bytes (5.2.1.1); the payload limit is far below.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -44,14 +48,16 @@ import orjson
 
 from ..errors import ConfigurationError, KeyMissing, NotEncrypted, TamperedData
 from ..keys import Partition
-from .keyring import read_key_file, read_keys
+from .keyring import KeyRing, read_key_file, read_keys
 from .secret_arguments import SecretPaths
+from .signature import Signature
 
 if TYPE_CHECKING:
-    from .aesgcm import Cipher, KeyRing
+    from .aesgcm import Cipher
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
+SIGNED: Final = b"\x02"
 
 RESULT: Final = "result"
 RESULT_CHUNKS: Final = "result:chunks"
@@ -61,6 +67,10 @@ MESSAGE: Final = "message"
 PROGRESS: Final = "progress"
 
 _OVERHEAD: Final = 34
+
+_ENCRYPTING: Final = b"perdure task key"
+_SIGNING: Final = b"perdure task signature"
+"""Labels of the keys that are derived."""
 
 _NEWEST: Final = 15
 """Highest version that a later release may use; data with any other was never encrypted, or was changed."""
@@ -100,29 +110,37 @@ def step_chunks(step: str) -> str:
 
 
 def is_encrypted(data: bytes) -> bool:
-    """Whether the data is encrypted, by this version or a later one."""
+    """Whether the data is encrypted or signed, by this version or a later one."""
     return data[:1] == MARK and len(data) >= _OVERHEAD
 
 
 class Encryptor:
     """A deployment's keys: the first one encrypts, any decrypts. Without keys, data stays plain."""
 
-    __slots__ = ("_ring", "active", "required")
+    __slots__ = ("_ring", "_version", "active", "required")
 
-    def __init__(self, keys: Sequence[bytes] = (), *, required: bool = False) -> None:
+    def __init__(self, keys: Sequence[bytes] = (), *, required: bool = False, sign_only: bool = False) -> None:
         """Raises `ConfigurationError`.
 
         Args:
             keys: 32 bytes each.
-            required: refuse data that is not encrypted.
+            required: refuse data that is neither encrypted nor signed.
+            sign_only: sign the data, and leave it readable.
         """
         if required and not keys:
             raise ConfigurationError(
                 "encryption is required and there is no key: set PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE"
             )
+        if sign_only and not keys:
+            raise ConfigurationError(
+                "PERDURE_SIGN_ONLY needs a key to sign with: set PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE"
+            )
+        self._version = SIGNED if sign_only else VERSION
         self.active = bool(keys)
         self.required = required
-        self._ring = _key_ring(tuple(keys)) if keys else None
+        self._ring = KeyRing(keys) if keys else None
+        if keys and not sign_only:
+            _cipher_type()
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -132,6 +150,11 @@ class Encryptor:
     def of(self, partition: Partition, task_id: str) -> TaskCipher:
         """Return the cipher of one task."""
         return TaskCipher(self, partition, task_id)
+
+    @property
+    def sign_only(self) -> bool:
+        """Whether data is signed only."""
+        return self._version == SIGNED
 
     def __repr__(self) -> str:
         return f"Encryptor(keys={list(self.key_ids)}, required={self.required})"
@@ -148,7 +171,7 @@ class TaskCipher:
         self._partition = partition
         self._task_id = task_id
         self._context = b""
-        self._ciphers: dict[bytes, Cipher] | None = None
+        self._ciphers: dict[bytes, Cipher | Signature] | None = None
 
     @property
     def task_id(self) -> str:
@@ -162,16 +185,16 @@ class TaskCipher:
 
     @property
     def accepts_plain(self) -> bool:
-        """Whether `decrypt` returns data that is not encrypted."""
+        """Whether `decrypt` returns data that is neither encrypted nor signed."""
         return not self._encryptor.required
 
     def encrypt(self, kind: str, data: bytes) -> bytes:
-        """Return the data encrypted, or unchanged if there is no key."""
+        """Return the data encrypted or signed, or unchanged if there is no key."""
         if self._ring is None:
             return data
         key_id = self._ring.first
-        header = MARK + VERSION + key_id
-        return header + self._cipher(self._ring, key_id).encrypt(data, self._associated(header, kind))
+        header = MARK + self._encryptor._version + key_id
+        return header + self._cipher(self._ring, header).encrypt(data, self._associated(header, kind))
 
     def decrypt(self, kind: str, data: bytes) -> bytes:
         """Return the plain data. Raises `KeyMissing`, `TamperedData`, `NotEncrypted`."""
@@ -181,24 +204,28 @@ class TaskCipher:
             return data
         if not 0 < data[1] <= _NEWEST:
             raise TamperedData(self._what(kind))
-        if data[1:2] != VERSION:
-            raise KeyMissing(self._what(kind), f"in format {data[1]}, which only a later version can read")
+        if data[1:2] not in (VERSION, SIGNED):
+            raise KeyMissing(self._what(kind), f"encrypted in format {data[1]}, which only a later version can read")
         key_id = data[2:6]
         if self._ring is None or key_id not in self._ring.keys:
             known = ", ".join(self._encryptor.key_ids) or "none"
-            raise KeyMissing(self._what(kind), f"with key {key_id.hex()}, and the keys of this process are: {known}")
-        decrypted = self._cipher(self._ring, key_id).decrypt(data[6:], self._associated(data[:6], kind))
+            how = "signed" if data[1:2] == SIGNED else "encrypted"
+            problem = f"{how} with key {key_id.hex()}, and the keys of this process are: {known}"
+            raise KeyMissing(self._what(kind), problem)
+        decrypted = self._cipher(self._ring, data[:6]).decrypt(data[6:], self._associated(data[:6], kind))
         if decrypted is None:
             raise TamperedData(self._what(kind))
         return decrypted
 
-    def _cipher(self, ring: KeyRing, key_id: bytes) -> Cipher:
+    def _cipher(self, ring: KeyRing, header: bytes) -> Cipher | Signature:
+        """Return the cipher for data with this header."""
         if self._ciphers is None:
             self._ciphers = {}
             self._context = f"{self._partition.namespace}\0{self._partition.queue}\0{self._task_id}".encode()
-        cipher = self._ciphers.get(key_id)
+        cipher = self._ciphers.get(header)
         if cipher is None:
-            cipher = self._ciphers[key_id] = ring.cipher(key_id, self._context)
+            make, label = (Signature, _SIGNING) if header[1:2] == SIGNED else (_cipher_type(), _ENCRYPTING)
+            cipher = self._ciphers[header] = make(ring.derive(header[2:], label, self._context))
         return cipher
 
     def _associated(self, header: bytes, kind: str) -> bytes:
@@ -216,17 +243,17 @@ class TaskCipher:
         return f"the {'arguments' if name in ('args', 'chunks') else name} of task {self._task_id}"
 
 
-@lru_cache(maxsize=8)
-def _key_ring(keys: tuple[bytes, ...]) -> KeyRing:
+def _cipher_type() -> type[Cipher]:
+    """Return the class of ciphers, whose package is an extra that a process without keys does not need."""
     try:
-        from .aesgcm import KeyRing  # imports cryptography, an extra that a process without keys does not need
+        from .aesgcm import Cipher
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
         raise ConfigurationError(
             "encryption needs the package cryptography: pip install 'perdure[encryption]'"
         ) from None
-    return KeyRing(keys)
+    return Cipher
 
 
 NO_KEYS: Final = Encryptor()
@@ -236,11 +263,13 @@ NO_CIPHER: Final = NO_KEYS.of(Partition("", "", 0), "")
 """The cipher of no task and no key."""
 
 
-def make_encryptor(text: str, path: Path | None, *, required: bool = False) -> Encryptor:
+def make_encryptor(text: str, path: Path | None, *, required: bool = False, sign_only: bool = False) -> Encryptor:
     """Return the encryptor for keys given as text or in a file. Raises `ConfigurationError`."""
     if text.strip() and path is not None:
         raise ConfigurationError(
             "PERDURE_ENCRYPTION_KEYS and PERDURE_ENCRYPTION_KEY_FILE must not both be set: leave one of them out"
         )
     keys = read_key_file(path) if path is not None else read_keys(text, "PERDURE_ENCRYPTION_KEYS")
-    return Encryptor(keys, required=required) if keys or required else NO_KEYS
+    if keys or required or sign_only:
+        return Encryptor(keys, required=required, sign_only=sign_only)
+    return NO_KEYS

@@ -1,13 +1,15 @@
-"""Text form of encryption keys: 32 random bytes in base64, one or several, of which the first one encrypts."""
+"""The deployment's keys: 32 random bytes in base64, one or several, of which the first one encrypts."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import hashlib
+import hmac
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,28 @@ def generate_key() -> str:
 def key_id(key: bytes) -> bytes:
     """Return four bytes that identify a key and do not disclose it."""
     return hashlib.sha256(b"perdure key id\0" + key).digest()[:4]
+
+
+class KeyRing:
+    """The deployment's keys, by their ids."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = {key_id(key): key for key in keys}
+        if len(self.keys) < len(set(keys)):
+            raise ConfigurationError("two keys have the same id by chance: generate another one")
+        self.first = key_id(keys[0])
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(key.hex() for key in self.keys)
+
+    def derive(self, key: bytes, label: bytes, context: bytes) -> bytes:
+        """Return the key of one task, from the key of this id. label: what it is for.
+
+        It is one block of the KDF in counter mode with HMAC-SHA-256 (NIST SP 800-108r1, 4.1).
+        """
+        block = b"\x00\x00\x00\x01" + label + b"\0" + context + b"\x00\x00\x01\x00"
+        return hmac.digest(self.keys[key], block, hashlib.sha256)
 
 
 def read_keys(text: str, source: str) -> list[bytes]:

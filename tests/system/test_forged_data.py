@@ -41,14 +41,14 @@ def app(settings: Settings) -> App:
     return app
 
 
-async def parked(app: App) -> TaskHandle[str]:
-    handle: TaskHandle[str] = await app.tasks["parked"].enqueue(goal="Summarise")
+async def parked(app: App) -> TaskHandle[Any]:
+    handle: TaskHandle[Any] = await app.tasks["parked"].enqueue(goal="Summarise")
     await work_off(app)
     assert await handle.status() is State.WAITING
     return handle
 
 
-async def forge(app: App, handle: TaskHandle[str], kind: str, data: object, *, number: int = 0, **more: str) -> None:
+async def forge(app: App, handle: TaskHandle[Any], kind: str, data: object, *, number: int = 0, **more: str) -> None:
     """Add a plain event as the next one, or under a number."""
     record = handle.partition.record(handle.id)
     latest = number or int(await redis_command(app, "HINCRBY", record, "events", 1))
@@ -152,19 +152,19 @@ async def test_a_forged_outcome_is_shown_as_what_it_is(app: App) -> None:
         assert shown.error == {"error": "E", "message": "(not encrypted) m", "traceback": ""}
 
 
-async def cut_off_last(app: App, handle: TaskHandle[str]) -> None:
+async def cut_off_last(app: App, handle: TaskHandle[Any]) -> None:
     """Delete the last event, as if it had never been logged."""
     last = (await read_events(app.producer.gateway, handle.partition, handle.id))[-1]
     await redis_command(app, "XDEL", handle.partition.log(handle.id), last.id)
     await redis_command(app, "HSET", handle.partition.record(handle.id), "events", (last.number or 0) - 1)
 
 
-async def delete_last(app: App, handle: TaskHandle[str]) -> None:
+async def delete_last(app: App, handle: TaskHandle[Any]) -> None:
     last = (await read_events(app.producer.gateway, handle.partition, handle.id))[-1]
     await redis_command(app, "XDEL", handle.partition.log(handle.id), last.id)
 
 
-async def start_again(app: App, handle: TaskHandle[str]) -> None:
+async def start_again(app: App, handle: TaskHandle[Any]) -> None:
     """Pretend that a person has replayed the task without its checkpoint."""
     await redis_command(
         app, "XADD", handle.partition.log(handle.id), "*", "type", "replayed", "data", b'{"fresh":true}'
@@ -172,13 +172,13 @@ async def start_again(app: App, handle: TaskHandle[str]) -> None:
     await redis_command(app, "DEL", handle.partition.steps(handle.id))
 
 
-async def delete_record(app: App, handle: TaskHandle[str]) -> None:
+async def delete_record(app: App, handle: TaskHandle[Any]) -> None:
     steps = handle.partition.steps(handle.id)
     (name, *_) = [name for name in await redis_command(app, "HKEYS", steps) if name.startswith(b"d:")]
     await redis_command(app, "HDEL", steps, name)
 
 
-async def delete_head(app: App, handle: TaskHandle[str]) -> None:
+async def delete_head(app: App, handle: TaskHandle[Any]) -> None:
     await redis_command(app, "HDEL", handle.partition.record(handle.id), "head")
 
 

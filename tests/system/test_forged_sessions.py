@@ -185,10 +185,10 @@ async def test_older_inputs_do_not_count_for_a_later_message(
     await work_off(app)
     turn = await app.session(Clerk, "ada", desk="B").send("two")
     waiting = await stored(app, address)
-    older = {name: old[name] for name in (b"inputs", b"secrets") if name in old}
+    older: dict[bytes, bytes] = {name: old[name] for name in (b"inputs", b"secrets") if name in old}
     if b"i:1" in old:
         assert b"i:2" in waiting
-        older[b"i:2"] = old[b"i:1"]
+        older = {**older, b"i:2": old[b"i:1"]}
     other = await app.session(Clerk, "ada", desk="B").send("three")
     await put(app, address, older | ({b"i:3": old[b"i:1"]} if b"i:1" in old else {}))
     await work_off(app)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from perdure.queues import ConfigurationError, generate_key
-from perdure.queues.security import encryption
 from perdure.queues.security.encryption import make_encryptor
 from perdure.worker.artifacts.store import open_store
 from perdure.worker.memory.factory import make_store
@@ -54,7 +53,6 @@ def test_remote_artifacts_need_fsspec(remove: Callable[..., None]) -> None:
 def test_keys_need_cryptography(remove: Callable[..., None]) -> None:
     key = generate_key()
     remove("cryptography", "perdure.queues.security.aesgcm")
-    encryption._key_ring.cache_clear()
     with pytest.raises(ConfigurationError) as raised:
         make_encryptor(key, None)
     assert str(raised.value) == "encryption needs the package cryptography: pip install 'perdure[encryption]'"

@@ -301,8 +301,9 @@ class Workspace:
                 found = await self._while_away(self.find_change)
             except (WorkspaceTooLarge, ArtifactTooLarge) as error:
                 await self._park(error)
+            entries = self.entries(found, mark.step)
             ended = [] if mark.tries is None else [run.next_entry(Waited())]
-            await run.recorder.put(*self.entries(found, mark.step), *ended, wait=True)
+            await run.recorder.put(*entries, *ended, wait=True)
 
     async def _park(self, error: Exception) -> NoReturn:
         """Park the task until a limit is raised, or the folder is there; it looks again from time to time."""

@@ -24,7 +24,7 @@ from perdure.queues import (
     make_encryptor,
     read_settings,
 )
-from perdure.queues.security.encryption import NO_KEYS, arguments_field, is_encrypted
+from perdure.queues.security.encryption import NO_KEYS, VERSION, arguments_field, is_encrypted
 
 FIRST, SECOND = b"1" * 32, b"2" * 32
 HERE = Partition("ns", "default", 0)
@@ -113,8 +113,8 @@ def test_the_first_key_encrypts_and_all_decrypt() -> None:
 
 def test_data_of_a_later_format_is_reported_as_such() -> None:
     stored = ENCRYPTOR.of(HERE, "x").encrypt("result", b"1")
-    with pytest.raises(KeyMissing, match="in format 2, which only a later version can read"):
-        ENCRYPTOR.of(HERE, "x").decrypt("result", stored[:1] + b"\x02" + stored[2:])
+    with pytest.raises(KeyMissing, match="in format 3, which only a later version can read"):
+        ENCRYPTOR.of(HERE, "x").decrypt("result", stored[:1] + b"\x03" + stored[2:])
 
 
 @pytest.mark.parametrize("version", [0, 16, 255])
@@ -220,3 +220,35 @@ def test_a_key_file_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
     kept.chmod(0o600)
     link.symlink_to(kept)  # as secrets are mounted into containers
     assert make_encryptor("", link).active
+
+
+def test_signed_data_is_readable_and_bound_to_its_place() -> None:
+    signing, sealing = Encryptor([FIRST], required=True, sign_only=True), Encryptor([FIRST])
+    partition = Partition("n", "q", 0)
+    signed = signing.of(partition, "t").encrypt("result", b'{"paid":7}')
+    assert b'{"paid":7}' in signed
+    assert is_encrypted(signed)
+    assert signing.of(partition, "t").decrypt("result", signed) == b'{"paid":7}'
+    assert sealing.of(partition, "t").decrypt("result", signed) == b'{"paid":7}'
+    for task, kind, data in (
+        ("t", "error", signed),
+        ("other", "result", signed),
+        ("t", "result", signed.replace(b"7", b"8")),
+        ("t", "result", signed[:1] + VERSION + signed[2:]),
+    ):
+        with pytest.raises(TamperedData):
+            signing.of(partition, task).decrypt(kind, data)
+    with pytest.raises(NotEncrypted):
+        signing.of(partition, "t").decrypt("result", b'{"paid":7}')
+    with pytest.raises(KeyMissing, match="signed with key"):
+        Encryptor([bytes(range(1, 33))]).of(partition, "t").decrypt("result", signed)
+
+
+def test_signing_needs_a_key_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    monkeypatch.delitem(sys.modules, "perdure.queues.security.aesgcm", raising=False)
+    cipher = Encryptor([FIRST], sign_only=True).of(Partition("n", "q", 0), "t")
+    assert cipher.decrypt("result", cipher.encrypt("result", b"1")) == b"1"
+    with pytest.raises(ConfigurationError, match="PERDURE_SIGN_ONLY needs a key"):
+        Encryptor(sign_only=True)

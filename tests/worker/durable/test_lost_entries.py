@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, State, TaskCancelled, TaskFailed, TaskHandle
-from perdure.queues.delivery.checkpoint import Entry, Written
+from perdure.queues.delivery.checkpoint import Written
 from perdure.worker.durable import checkpoint_writer
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 
@@ -249,9 +249,9 @@ async def test_many_lost_entries_are_sent_again_in_bounded_writes(app: App, monk
     writes: list[int] = []
     write, loss = CheckpointWriter._write, Loss(app)
 
-    def noted(writer: CheckpointWriter, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Written]:
-        writes.append(len(batch))
-        return write(writer, batch, replicated=replicated)
+    def noted(writer: CheckpointWriter, puts: Sequence[Any], *, replicated: bool = False) -> Awaitable[Written]:
+        writes.append(sum(len(entries) for entries, _ in puts))
+        return write(writer, puts, replicated=replicated)
 
     monkeypatch.setattr(CheckpointWriter, "_write", noted)
     calls: list[int] = []

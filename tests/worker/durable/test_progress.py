@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 import anyio
 import pytest
@@ -27,9 +28,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     entries: list[Entry] = []
     write = CheckpointWriter._write
 
-    def noted(writer: CheckpointWriter, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Written]:
-        entries.extend(batch)
-        return write(writer, batch, replicated=replicated)
+    def noted(writer: CheckpointWriter, puts: Sequence[Any], *, replicated: bool = False) -> Awaitable[Written]:
+        entries.extend(entry for put in puts for entry in put[0])
+        return write(writer, puts, replicated=replicated)
 
     monkeypatch.setattr(CheckpointWriter, "_write", noted)
     return entries

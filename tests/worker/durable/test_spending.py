@@ -226,7 +226,7 @@ async def test_steps_and_the_time_of_runs_are_charged_and_parked_time_is_not(app
     @app.task(budget=Budget(steps=5, seconds=1000))
     async def work(ctx: Context) -> list[float | None]:
         await ctx.step("slow", asyncio.sleep, 0.05)
-        await ctx.sleep(0.3)
+        await ctx.sleep(1.5)
         left = await ctx.budget()
         return [left.steps, left.seconds]
 
@@ -235,7 +235,7 @@ async def test_steps_and_the_time_of_runs_are_charged_and_parked_time_is_not(app
         steps, seconds = await bounded(handle.result())
     assert steps == 4
     assert seconds is not None
-    assert 0.05 <= 1000 - seconds < 0.3
+    assert 0.05 <= 1000 - seconds < 1.5
 
 
 async def test_a_task_without_a_budget_makes_no_call(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

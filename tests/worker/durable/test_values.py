@@ -130,9 +130,9 @@ async def test_of_many_changes_few_are_written_and_the_last_one_always(
     written: list[Entry] = []
     write = CheckpointWriter._write
 
-    def noted(writer: CheckpointWriter, batch: Any, **options: Any) -> Any:
-        written.extend(batch)
-        return write(writer, batch, **options)
+    def noted(writer: CheckpointWriter, puts: Any, **options: Any) -> Any:
+        written.extend(entry for put in puts for entry in put[0])
+        return write(writer, puts, **options)
 
     monkeypatch.setattr(CheckpointWriter, "_write", noted)
 
