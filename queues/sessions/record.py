@@ -16,7 +16,7 @@ from ..errors import DecryptionError, Refused, SessionNotFound, UnreadableRecord
 from ..junk import count_of, split
 from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
 from ..lanes import NORMAL, Lane, read_lane
-from ..records import number_of
+from ..records import UNPROVEN, number_of
 from ..security.encryption import MESSAGE, NO_CIPHER, TaskCipher
 from ..security.secret_arguments import SecretPaths
 from ..transport.gateway import Gateway
@@ -250,7 +250,7 @@ class SessionMessage:
         at: Time in milliseconds of Redis' clock since the epoch.
         sender: Name of the sender.
         status: `answered`, `running`, `waiting`, or why the turn has no answer: `cancelled`, or the reason of its dead
-            letter.
+            letter; after `(not encrypted)` where encryption is required, since scripts write it.
     """
 
     turn: int
@@ -337,6 +337,11 @@ class SessionRecord:
         return "running" if self.turn > self.ended else "idle"
 
     @property
+    def shown_failed(self) -> str | None:
+        """The reason of the dead letter for people, marked where encryption is required: it is plain."""
+        return self.failed if self.failed is None else _marked(self.cipher, self.failed)
+
+    @property
     def name(self) -> str:
         return f"{self.id!r} of agent {self.agent!r}"
 
@@ -373,8 +378,19 @@ class SessionRecord:
         if self.turn > self.ended:
             shown["task"] = self.task_id(self.turn)
         if self.failed is not None:
-            shown["failed"] = self.failed
+            shown["failed"] = self.shown_failed
+        if not self.cipher.accepts_plain:
+            shown["not_encrypted"] = [name for name in shown if name not in _PROVEN]
         return shown
+
+
+_PROVEN: Final = ("agent", "id")
+"""Parts of a summary that the key of the session proves."""
+
+
+def _marked(cipher: TaskCipher, text: str) -> str:
+    """Return a plain text of a session, marked where plain data are refused."""
+    return text if cipher.accepts_plain else f"{UNPROVEN} {text}"
 
 
 _FARTHEST: Final = 2.0**53
@@ -404,6 +420,8 @@ def _record(
     except ValueError as error:
         raise UnreadableRecord(address.session, f"a field is damaged ({error})", _REMEDY) from None
     key = address.session
+    if not is_session_of(address, agent, session_id):
+        raise UnreadableRecord(key, "agent and id are not those of its key", _REMEDY)
     born, at, sent, turn, ended = (
         number_of(key, name, fields[name], _REMEDY) for name in ("born", "at", "sent", "turn", "ended")
     )
@@ -436,6 +454,14 @@ def _listed(
     except UnreadableRecord as error:
         agent, session_id, queue = ((text or b"?").decode("utf-8", "backslashreplace") for text in found[:3])
         return SessionRecord(address, agent, session_id, queue, 0, 0, 0, 0, 0, failed=str(error), state_bytes=size)
+
+
+def is_session_of(address: SessionAddress, agent: str, session_id: str) -> bool:
+    """Return whether the session with these names has this address: any client may have written them."""
+    try:
+        return SessionAddress.of(Namespace(address.partition.namespace), agent, session_id) == address
+    except ValueError:
+        return False
 
 
 async def read_session(gateway: Gateway, address: SessionAddress) -> SessionRecord | None:
@@ -487,7 +513,7 @@ async def read_history(gateway: Gateway, address: SessionAddress, *, after: int 
     for number in waiting:
         stored = await gateway.command("HGET", address.session, f"m:{number}")
         if stored is not None:  # its turn has ended meanwhile
-            running = record.failed or "running"
+            running = record.shown_failed or "running"
             yield _sent_message(cipher, number, stored, running if number == record.turn else "waiting")
 
 
@@ -563,8 +589,9 @@ def _sent_message(cipher: TaskCipher, turn: int, stored: bytes, status: str) -> 
 
 
 def _turn_messages(cipher: TaskCipher, turn: int, fields: Mapping[bytes, bytes]) -> list[SessionMessage]:
-    error = fields.get(b"error", b"answered").decode("utf-8", "backslashreplace")
-    found = [_sent_message(cipher, turn, stored, error)] if (stored := fields.get(b"message")) else []
+    error = fields.get(b"error")
+    status = "answered" if error is None else _marked(cipher, error.decode("utf-8", "backslashreplace"))
+    found = [_sent_message(cipher, turn, stored, status)] if (stored := fields.get(b"message")) else []
     if (answer := fields.get(b"answer")) is not None:
         try:
             data = cipher.decrypt(answer_field(turn), answer)

@@ -77,6 +77,7 @@ from .record import (
     decode_state,
     inputs_field,
     is_digest,
+    is_session_of,
     message_field,
     parse_turn_id,
     state_field,
@@ -375,7 +376,7 @@ def _task_of(
     """
     *texts, former, stored, inputs = fields
     agent, session_id = ((text or b"").decode() for text in texts)
-    if SessionAddress.of(Namespace(address.partition.namespace), agent, session_id) != address:
+    if not is_session_of(address, agent, session_id):
         raise ValueError("agent and id of the session are not those of its key")
     message = decode_message(cipher, turn.number, stored)
     try:

@@ -114,7 +114,7 @@ async def test_an_old_message_does_not_become_a_new_turn(
     await claim(app, address, 2)
     assert Clerk.ran == ["yes, delete it"]
     (second,) = [message async for message in session.history() if message.turn == 2]
-    assert second.status.startswith("refused: could not decrypt the message of turn 2")
+    assert second.status.startswith("(not encrypted) refused: could not decrypt the message of turn 2")
     assert await bounded((await say(app, session, "go on")).result()) == "Rome: yes, delete it, go on"
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
+from ...queues.errors import UnreadableRecord
 from ...queues.producer import Producer
 from ...queues.records import State
 from ...queues.sessions.record import (
@@ -82,8 +83,17 @@ async def list_(
         _COLUMNS,
         found,
         empty=f"no sessions{f' of agent {agent!r}' if agent else ''} {where(producer)}{hint}",
-        notes=[f"there may be more sessions: continue with --cursor {following}" if following else None],
+        notes=[
+            f"there may be more sessions: continue with --cursor {following}" if following else None,
+            _NOT_ENCRYPTED if found and producer.gateway.encryptor.required else None,
+        ],
     )
+
+
+_NOT_ENCRYPTED: Final = (
+    "encryption is required, and of these columns only agent and id are checked: the others are plain fields, which "
+    "any client of Redis may have written"
+)
 
 
 _STYLES: Final = {"idle": "green", "running": "yellow", "failed": "red"}
@@ -99,7 +109,7 @@ _COLUMNS: Final[Sequence[Column[SessionRecord]]] = (
     Column("app", lambda session: session.app or "", wide=True),
     Column("queue", lambda session: session.queue, wide=True),
     Column("first", lambda session: Time(session.born or None), wide=True),
-    Column("detail", lambda session: session.failed or "", least=6),
+    Column("detail", lambda session: session.shown_failed or "", least=6),
 )
 
 
@@ -288,11 +298,19 @@ async def forget(
 
     Example: perdure session forget assistant user-42
     """
+    address = _address(producer, agent, session_id)
     try:
         record = await _find(producer, agent, session_id)
     except Failed:
-        await forget_session(producer.gateway, _address(producer, agent, session_id))  # what an earlier call has left
+        await forget_session(producer.gateway, address)  # what an earlier call has left
         raise
+    except UnreadableRecord as error:
+        note(str(error))
+        if not yes:
+            confirm_deletion(f"session {session_id!r} of agent {agent!r}", "forget deletes the session permanently")
+        await forget_session(producer.gateway, address)
+        print_text(session_id)
+        return
     if not yes:
         what = f"session {record.name} with {record.ended} turns"
         confirm_deletion(what, "forget deletes the session permanently")

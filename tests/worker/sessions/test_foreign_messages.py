@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, TaskFailed
-from perdure.queues.errors import NoKey, SessionFull
+from perdure.queues.errors import NoKey, SessionFull, UnreadableRecord
 from perdure.queues.security.encryption import Encryptor
 from perdure.queues.security.keyring import generate_key
 from perdure.queues.sessions import turns
-from perdure.queues.sessions.record import SessionAddress, TurnId, message_field
+from perdure.queues.sessions.record import SessionAddress, TurnId, list_sessions, message_field
 from perdure.queues.sessions.turns import check_session
 from perdure.worker.session import Session
 
@@ -225,5 +225,11 @@ async def test_a_session_whose_fields_name_another_agent_runs_no_other_task(app:
     await claim_foreign(app, address, b"1 " + orjson.dumps(GOOD))
     await redis_command(app, "HSET", address.session, "agent", "where")
     await check_session(app.producer.gateway, address)
+    with pytest.raises(UnreadableRecord, match="agent and id are not those of its key"):
+        await session.record()
+    found, _ = await list_sessions(app.producer.gateway, app.producer.namespace, limit=10)
+    assert [(record.agent, "not those of its key" in (record.failed or "")) for record in found] == [("where", True)]
+    await session.send("three")
+    await work_off(app)
     (message,) = [message async for message in session.history() if message.turn == 2]
     assert message.status.startswith("refused: agent and id of the session")

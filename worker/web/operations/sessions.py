@@ -355,7 +355,7 @@ def _view(record: SessionRecord) -> SessionView:
         last_at=record.at,
         state_bytes=record.state_bytes,
         task_id=record.task_id(record.turn) if running else None,
-        failed=record.failed,
+        failed=record.shown_failed,
     )
 
 
