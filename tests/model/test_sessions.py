@@ -2,7 +2,7 @@
 
 The model keeps what a fenced checkpoint keeps, the recorded result of each turn, and checks the rest against Redis:
 each message gets one turn, in order, with the state of the turn before it, and each correction that was stored is read
-by one turn that stores a state.
+by one turn that stores a state. The data are encrypted, so that each read checks what the turn before has left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from perdure.queues import Namespace
+from perdure.queues import Encryptor, Namespace
 from perdure.queues.errors import SessionError, TurnRefused
 from perdure.queues.sessions.record import SessionAddress, SessionCorrection, TurnId, read_history, read_session
 from perdure.queues.sessions.removal import finish_forgetting, forget_session, forget_task
@@ -163,6 +163,7 @@ def test_each_message_has_one_turn_in_order_wherever_callers_die(
 async def play(steps: list[tuple[str, int, int | None, bool]]) -> None:
     gateway = Mortal.over(fakeredis.FakeAsyncRedis(version=(7,), protocol=2))
     assert isinstance(gateway, Mortal)
+    gateway.encryptor = Encryptor([bytes(range(32))], required=True)
     game = Play(gateway)
     for act, which, dies_at, executed in steps:
         gateway.left, gateway.executed = dies_at, executed
@@ -189,7 +190,7 @@ async def play(steps: list[tuple[str, int, int | None, bool]]) -> None:
     if game.sent:
         assert record is not None
         assert (record.status, record.ended) == ("idle", len(game.sent))
-        assert orjson.loads(record.state or b"[]") == game.sent
+        assert orjson.loads(record.opened_state() or b"[]") == game.sent
         found = [(one.turn, one.role, one.content) async for one in read_history(gateway, game.address)]
         expected = [
             (number, role, content)
@@ -208,6 +209,6 @@ async def check(game: Play) -> None:
     record = await read_session(game.gateway, game.address)
     if record is not None:
         assert record.ended <= record.turn <= min(record.ended + 1, record.sent)
-        assert orjson.loads(record.state or b"[]") == game.sent[: record.ended]
+        assert orjson.loads(record.opened_state() or b"[]") == game.sent[: record.ended]
         unsettled = [str(turn) for turn in await game.queued()]
         assert len(set(unsettled)) == len(unsettled)

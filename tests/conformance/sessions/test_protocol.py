@@ -8,11 +8,13 @@ from typing import Any
 import orjson
 import pytest
 from perdure.queues import Encryptor, Gateway, Namespace, Partition, Producer, set_partitions
-from perdure.queues.errors import SessionError, SessionFailed, SessionFull, TurnEarly, TurnRefused
+from perdure.queues.errors import DecryptionError, SessionError, SessionFailed, SessionFull, TurnEarly, TurnRefused
 from perdure.queues.sessions import turns as turns_module
 from perdure.queues.sessions.record import (
+    Basis,
     SessionAddress,
     SessionCorrection,
+    SessionInputs,
     TurnId,
     list_sessions,
     read_history,
@@ -408,3 +410,128 @@ async def test_a_correction_that_the_end_of_a_failed_turn_has_not_read_is_kept(
     await end_turn(gateway, address, following, ANSWERED)
     last = await send(gateway, namespace, "three")
     assert list((await begin_turn(gateway, address, last, str(last))).corrections) == []
+
+
+@pytest.fixture
+def sealed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "encryptor", Encryptor([bytes(range(32))], required=True))
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("name", ["state", "workspace", "basis"])
+async def test_what_an_earlier_turn_left_is_not_the_start_of_a_later_one(
+    gateway: Gateway, namespace: Namespace, producer: Producer, address: SessionAddress, name: str
+) -> None:
+    turns, older = [], b""
+    for number in range(2):
+        turns.append(await send(gateway, namespace, f"m{number}"))
+        end = SessionTurnEnd("answered", b"1", b"{}", workspace=b"{}")
+        assert await end_turn(gateway, address, turns[-1], end)
+        older = older or await gateway.command("HGET", address.session, name)
+    turns.append(await send(gateway, namespace, "m2"))
+    stored = await gateway.command("HGET", address.session, name)
+    await gateway.command("HSET", address.session, name, older)
+    with pytest.raises(DecryptionError, match=f"the {name} of turn 2 of session"):
+        await begin_turn(gateway, address, turns[2], str(turns[2]))
+    await gateway.command("HSET", address.session, name, stored)
+    assert (await begin_turn(gateway, address, turns[2], str(turns[2]))).workspace == b"{}"
+    await drain(gateway, producer, Partition(namespace.name, "default", 0), turns)
+
+
+@pytest.mark.usefixtures("sealed")
+async def test_a_note_about_a_commitment_is_that_of_one_turn(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    turns = [await send(gateway, namespace, "one", app="own")]
+    assert await end_turn(gateway, address, turns[0], SessionTurnEnd("answered", b"1", b"{}", wake=(1, "a note")))
+    note = await gateway.command("HGET", address.session, "wake")
+    await check_session(gateway, address)
+    turns.append(TurnId(turns[0].digest, turns[0].born, 2))
+    assert (await begin_turn(gateway, address, turns[1], "x")).text == "a note"
+    envelope = orjson.loads(await gateway.command("HGET", partition.record(str(turns[1])), "env"))
+    assert envelope["app"] == "own", "the note has the app of the turn before"
+    assert await end_turn(gateway, address, turns[1], ANSWERED)
+    await gateway.command("HSET", address.session, "wake", note)
+    await gateway.command("ZADD", address.partition.due, 1, address.digest)
+    await check_session(gateway, address)
+    found = await read_turn(gateway, address, TurnId(turns[0].digest, turns[0].born, 3))
+    assert found is not None
+    assert found[1].startswith(f"refused: could not decrypt the message of turn 3 of session {address.digest}")
+    await drain(gateway, producer, partition, turns)
+
+
+@pytest.mark.usefixtures("sealed")
+async def test_a_message_is_encrypted_again_if_its_place_was_taken_meanwhile(
+    gateway: Gateway,
+    namespace: Namespace,
+    producer: Producer,
+    partition: Partition,
+    address: SessionAddress,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the read and the script another sender begins the session; then it is forgotten and begun again."""
+    command, others = Gateway.command, list[TurnId]()
+
+    async def interrupted(self: Gateway, *parts: Any, **options: Any) -> Any:
+        found = await command(self, *parts, **options)
+        if parts[:2] == ("HMGET", address.session) and "sent" in parts and len(others) < 3:
+            others.append(TurnId(address.digest, "", 0))
+            if len(others) == 2:  # the read of the other sender, which is not interrupted
+                return found
+            if len(others) == 3:
+                assert await forget_session(gateway, address)
+            others[-1] = await send(gateway, namespace, "other")
+        return found
+
+    monkeypatch.setattr(Gateway, "command", interrupted)
+    first = await send(gateway, namespace, "mine", app="own")
+    assert first.number == 2
+    monkeypatch.setattr(Gateway, "command", command)
+    assert [message.content async for message in read_history(gateway, address)] == ["other", "mine"]
+    await drain(gateway, producer, partition, [first, *others])
+
+
+@pytest.mark.usefixtures("sealed")
+async def test_a_message_of_a_forgotten_session_does_not_begin_it_again(
+    gateway: Gateway, namespace: Namespace, address: SessionAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a send arrive once more: after the session was forgotten, and after it was begun again."""
+    run, sends = Gateway.run, list[tuple[Any, ...]]()
+
+    async def kept(self: Gateway, *call: Any) -> Any:
+        if call[0].name == "session_send":
+            sends.append(call)
+        return await run(self, *call)
+
+    monkeypatch.setattr(Gateway, "run", kept)
+    first = await send(gateway, namespace, "one")
+    assert len(sends) == 1, "a send is one script after one read"
+    assert await forget_session(gateway, address)
+    assert (await gateway.run(*sends[0]))[0] == b"changed"
+    assert await read_session(gateway, address) is None
+    again = await send(gateway, namespace, "two")
+    assert int(again.born) > int(first.born)
+    assert (await gateway.run(*sends[0]))[0] == b"changed"
+    assert [message.content async for message in read_history(gateway, address)] == ["two"]
+    await forget_session(gateway, address)
+
+
+@pytest.mark.usefixtures("sealed")
+async def test_a_failed_turn_that_is_passed_over_leaves_the_state_before_it(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    turns = [await send(gateway, namespace, "one", inputs=(b'{"city":"Rome"}', ()))]
+    assert await end_turn(gateway, address, turns[0], SessionTurnEnd("answered", b"1", b'{"n":1}'))
+    turns.append(await send(gateway, namespace, "two", inputs=(b'{"city":"Oslo"}', ())))
+    assert await end_turn(gateway, address, turns[1], SessionTurnEnd("failed", b"timeout"))
+    basis = await gateway.command("HGET", address.session, "basis")
+    await gateway.command("HSET", address.session, "basis", basis[:-1] + bytes([basis[-1] ^ 1]))
+    with pytest.raises(DecryptionError, match="the basis of turn 1 of session"):
+        await send(gateway, namespace, "three", skip_failed=True)
+    await gateway.command("HSET", address.session, "basis", basis)
+    turns.append(await send(gateway, namespace, "three", skip_failed=True))
+    assert (await begin_turn(gateway, address, turns[2], "x")).state == b'{"n":1}'
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert (record.opened_basis() or Basis()).inputs == SessionInputs({"city": "Oslo"}, ())
+    await drain(gateway, producer, partition, turns)
