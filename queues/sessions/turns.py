@@ -184,7 +184,7 @@ async def send_to_session(
             place.born,
             place.number,
             "1" if place.first else "",
-            *(await _passed_over(gateway, address, cipher, int(passed)) if passed else (b"", b"")),
+            *(await _passed_over(gateway, address, place.born, int(passed)) if passed else (b"", b"")),
         ]
         answer, *rest = await gateway.run(_SEND, [*address.keys, address.partition.last_forgotten], args)
         if answer == b"changed":
@@ -239,12 +239,19 @@ async def _next_place(gateway: Gateway, address: SessionAddress) -> _Place:
     return _Place(str(milliseconds(time)) if born is None else _text(born), count_of(sent) + 1, first)
 
 
-async def _passed_over(gateway: Gateway, address: SessionAddress, cipher: TaskCipher, turn: int) -> tuple[bytes, bytes]:
-    """Return the stored basis of a failed turn, and the one that it leaves. Raises `DecryptionError`."""
+async def _passed_over(gateway: Gateway, address: SessionAddress, born: str, turn: int) -> tuple[bytes, bytes]:
+    """Return the stored basis of a failed turn, and the one that it leaves. Raises `DecryptionError`.
+
+    The second is empty if the turn has ended since, or the session was forgotten: then the script does not store it.
+    """
+    cipher = address.cipher(gateway, born)
     former, basis, _ = await _read_basis(gateway, address, cipher, turn)
-    if isinstance(basis, DecryptionError):
+    if not isinstance(basis, DecryptionError):
+        return former, cipher.encrypt(basis_field(turn), basis.encode())
+    life, ended = await gateway.command("HMGET", address.session, "born", "ended")
+    if _text(life) == born and count_of(ended) < turn:
         raise basis
-    return former, cipher.encrypt(basis_field(turn), basis.encode())
+    return former, b""
 
 
 def _text(stored: bytes | None) -> str:

@@ -469,7 +469,7 @@ async def test_a_message_is_encrypted_again_if_its_place_was_taken_meanwhile(
     address: SessionAddress,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between the read and the script another sender begins the session; then it is forgotten and begun again."""
+    """Between the read and the script another sender begins the session; then it is forgotten and starts again."""
     command, others = Gateway.command, list[TurnId]()
 
     async def interrupted(self: Gateway, *parts: Any, **options: Any) -> Any:
@@ -495,7 +495,7 @@ async def test_a_message_is_encrypted_again_if_its_place_was_taken_meanwhile(
 async def test_a_message_of_a_forgotten_session_does_not_begin_it_again(
     gateway: Gateway, namespace: Namespace, address: SessionAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of a send arrive once more: after the session was forgotten, and after it was begun again."""
+    """The bytes of a send arrive once more: after the session was forgotten, and after it starts again."""
     run, sends = Gateway.run, list[tuple[Any, ...]]()
 
     async def kept(self: Gateway, *call: Any) -> Any:
@@ -535,3 +535,33 @@ async def test_a_failed_turn_that_is_passed_over_leaves_the_state_before_it(
     assert record is not None
     assert (record.opened_basis() or Basis()).inputs == SessionInputs({"city": "Oslo"}, ())
     await drain(gateway, producer, partition, turns)
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("meanwhile", ["passed over", "forgotten"])
+async def test_a_failed_turn_that_another_sender_has_passed_over_is_passed_over_once(
+    gateway: Gateway,
+    namespace: Namespace,
+    producer: Producer,
+    address: SessionAddress,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: str,
+) -> None:
+    turns = [await send(gateway, namespace, "one")]
+    assert await end_turn(gateway, address, turns[0], SessionTurnEnd("failed", b"timeout"))
+    command = Gateway.command
+
+    async def interrupted(self: Gateway, *parts: Any, **options: Any) -> Any:
+        if parts[:2] == ("HMGET", address.session) and "corrections" in parts:
+            monkeypatch.setattr(Gateway, "command", command)
+            if meanwhile == "forgotten":
+                assert await forget_session(gateway, address)
+            turns.append(await send(gateway, namespace, "other", skip_failed=True))
+        return await command(self, *parts, **options)
+
+    monkeypatch.setattr(Gateway, "command", interrupted)
+    last = await send(gateway, namespace, "mine", skip_failed=True)
+    assert last.number == turns[-1].number + 1
+    assert await end_turn(gateway, address, turns[-1], ANSWERED)
+    assert (await begin_turn(gateway, address, last, "x")).text == "mine"
+    await drain(gateway, producer, Partition(namespace.name, "default", 0), [*turns, last])
