@@ -139,7 +139,7 @@ class Approvers:
 
 
 class AnswerKeys(NamedTuple):
-    """What a process answers and reads answers with: the approvers that it knows, and a private key of its own."""
+    """Keys for answers of a process: the approvers that it knows, and a private key of its own."""
 
     approvers: Approvers | None = None
     own: ApproverKey | None = None
