@@ -81,6 +81,9 @@ WEIGHTS: Final[Mapping[str, int]] = {
 }
 """Weights of the places that hold values; any other place has the weight 1."""
 
+_DRAWS: Final = 30
+"""Draws until one changes something."""
+
 _TRUTH: Final = re.compile(rb"[a-z0-9 ]+ of [\w.-]+")
 _DENIALS: Final = frozenset({b"format", b"change"})
 """Fields that stop a whole deployment on purpose."""
@@ -88,7 +91,9 @@ _DENIALS: Final = frozenset({b"format", b"change"})
 
 @dataclass(frozen=True, slots=True)
 class Forgery(Mutation):
-    """A forgery before it is applied."""
+    """A forgery before it is applied. seed: of the run."""
+
+    seed: int
 
     @property
     def mark(self) -> bytes:
@@ -108,12 +113,12 @@ class Applied:
         return f"FUZZ_ONLY={made.number}: {made.place.name}, {made.act}: {self.commands or 'nothing to change'}"
 
 
-def draw_forgery(seed: int, number: int, places: Sequence[Place]) -> Forgery:
-    """Return forgery `number` of a seed."""
-    dice = random.Random(f"{seed}:{number}")
+def draw_forgery(seed: int, number: int, places: Sequence[Place], again: int = 0) -> Forgery:
+    """Return forgery `number` of a seed. again: how many draws before made nothing of what is stored."""
+    dice = random.Random(f"{seed}:{number}:{again}")
     place = dice.choices(places, [WEIGHTS.get(place.name, 1) for place in places])[0]
     act = dice.choices(list(ACTS), list(ACTS.values()))[0]
-    return Forgery(number, place, act, f"{seed}:{number}:choices")
+    return Forgery(number, place, act, f"{seed}:{number}:{again}:choices", seed)
 
 
 async def read_stored(client: Any, namespace: str) -> Stored:
@@ -168,7 +173,10 @@ class Forger:
         plain: The keys of the same tasks in the namespace `twin`, without encryption.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, namespace: str, twin: str, plain: Stored) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, namespace: str, places: Sequence[Place], twin: str, plain: Stored
+    ) -> None:
+        self._places = places
         self._client: Any = client  # its types are of all its modes at once
         self._namespace, self._twin = namespace.encode(), twin.encode()
         self.plain = {key.replace(self._twin, self._namespace): value for key, value in plain.items()}
@@ -182,11 +190,14 @@ class Forger:
         self.now = await read_stored(self._client, self._namespace.decode())
 
     async def apply(self, forgery: Forgery) -> Applied:
-        """Apply a forgery, and return it with what was written."""
+        """Apply a forgery, and return it with what was written. Where it makes no sense, another is drawn."""
+        commands: list[Command] = []
+        for again in range(1, _DRAWS):
+            found = _Choice(self, forgery, random.Random(forgery.dice))
+            if commands := found.attack() if forgery.act == "attack" else found.single():
+                break
+            forgery = draw_forgery(forgery.seed, forgery.number, self._places, again)
         applied = Applied(forgery)
-        dice = random.Random(forgery.dice)
-        found = _Choice(self, forgery, dice)
-        commands = found.attack() if forgery.act == "attack" else found.single()
         if not commands:
             return applied
         applied.keys = sorted({bytes(_encoded(command[1])) for command in commands})

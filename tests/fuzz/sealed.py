@@ -27,11 +27,13 @@ import orjson
 import redis.asyncio
 from perdure import App, PerdureError, Settings, State, TaskHandle
 from perdure.queues import Namespace
+from perdure.queues.keys import SessionPartition
 from perdure.queues.sessions.record import SessionAddress
 from perdure.worker.agents.identity import Identity, set_identity
 from perdure.worker.transfer.export import export_task
 
 from tests.fuzz.forgeries import FORGED, Applied, Forger, Forgery, Stored, read_stored
+from tests.fuzz.places import places
 from tests.support.command_line import call
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcess, WorkerProcesses, worker_processes
@@ -116,23 +118,28 @@ class SealedWorld:
     """Runs rounds in one namespace.
 
     Attributes:
+        places: Kinds of keys that are forged.
         forger: Applies forgeries.
         failed: Tasks of the last round without a result.
     """
 
     def __init__(
-        self, settings: Settings, client: redis.asyncio.Redis, folder: Path, keys: str, plain: Stored, twin: str
+        self, settings: Settings, client: redis.asyncio.Redis, folder: Path, plain: Stored | None = None, twin: str = ""
     ) -> None:
+        """plain: Keys of `shapes` of a world without encryption. twin: its namespace."""
         self._settings = settings
         self._client: Any = client
         self._folder = folder
-        self._environment = {"PERDURE_ENCRYPTION_KEYS": keys, "PERDURE_ENCRYPTION_REQUIRED": "1"}
-        self._environment |= {"PERDURE_PAYLOAD_LIMIT": str(settings.payload_limit)}
-        if not keys:
-            self._environment["PERDURE_ENCRYPTION_REQUIRED"] = "0"
+        self._environment = {
+            "PERDURE_ENCRYPTION_KEYS": settings.encryption_keys.get_secret_value(),
+            "PERDURE_ENCRYPTION_REQUIRED": "1" if settings.encryption_required else "0",
+            "PERDURE_PAYLOAD_LIMIT": str(settings.payload_limit),
+        }
         self._rounds = 0
-        self._twin, self._plain = twin, plain
-        self.forger = Forger(client, settings.namespace, twin, plain)
+        self._twin, self._plain = twin, plain or {}
+        names = Namespace(settings.namespace)
+        self.places = list(places(names, names.partition(QUEUE), SessionPartition(names.name, 0)))
+        self.forger = Forger(client, settings.namespace, self.places, twin, self._plain)
         self.failed: set[str] = set()
 
     @asynccontextmanager
@@ -142,7 +149,7 @@ class SealedWorld:
         self._rounds += 1
         folder = self._folder / f"round-{self._rounds}"
         folder.mkdir(parents=True)
-        self.forger = Forger(self._client, self._settings.namespace, self._twin, self._plain)
+        self.forger = Forger(self._client, self._settings.namespace, self.places, self._twin, self._plain)
         with worker_processes(self._settings, folder, PROGRAMS / "witness.py", self._environment) as workers:
             program = make_program(self._settings, lambda *_: None, lambda: True)
             self._talker = program.talker
