@@ -10,7 +10,10 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, State, TaskHandle
 from perdure.deadletter.policy import Reason
 from perdure.queues import DecryptionError
+from perdure.queues.errors import TamperedData
 from perdure.queues.event_log import read_events
+from perdure.worker.agents.identity import Identity, load_identity, set_identity
+from perdure.worker.errors import IdentityError
 from perdure.worker.transfer.export import export_task
 
 from tests.support.stored_data import FIRST, with_keys
@@ -220,3 +223,19 @@ async def test_a_task_that_has_succeeded_without_a_result_is_not_believed(app: A
         with pytest.raises(DecryptionError, match="it is not encrypted"):
             await handle.result(timeout=5)
         await redis_command(app, "HSET", handle.partition.record(handle.id), "state", "scheduled")
+
+
+@pytest.mark.parametrize("change", ["copy", "counter"])
+async def test_an_identity_of_the_past_is_not_that_of_now(app: App, change: str) -> None:
+    async with app:
+        gateway, namespace = app.producer.gateway, app.producer.namespace
+        for role in ("mails all", "mails nobody"):
+            await set_identity(gateway, namespace, "parked", Identity(role=role))
+        key = namespace.identity("parked")
+        former = await redis_command(app, "HGET", key, "v:1")
+        await redis_command(app, "HSET", key, *(("v:2", former) if change == "copy" else ("version", "1")))
+        with pytest.raises((TamperedData, IdentityError)):
+            await load_identity(gateway, namespace, "parked")
+        stored = await load_identity(gateway, namespace, "parked", 1)
+        assert stored is not None
+        assert stored.identity.role == "mails all"

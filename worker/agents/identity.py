@@ -24,10 +24,6 @@ _SET: Final = queue_script("set_identity")
 KEPT: Final = 100
 """Number of versions that are kept."""
 
-_IDENTITY: Final = "identity"
-_CHANGE: Final = "change"
-"""Kinds of encrypted data: an identity; who changed it, and why."""
-
 _LIMIT: Final = 64 * 1024
 """Largest identity in bytes: it is a part of each prompt."""
 
@@ -90,15 +86,21 @@ async def load_identity(
 
     Raises `IdentityError`, `DecryptionError`.
     """
-    key, former = namespace.identity(agent), version is not None
-    if version is None:
-        if (last := await gateway.command("HGET", key, "version")) is None:
-            return None
-        version = int(last)
-    data, meta = await gateway.command("HMGET", key, f"v:{version}", f"m:{version}")
-    if former and data is None:
-        return None
-    return _decode(_cipher(gateway, namespace, agent), agent, version, data or b"", meta or b"")
+    key, cipher = namespace.identity(agent), _cipher(gateway, namespace, agent)
+    if version is not None:
+        data, meta = await gateway.command("HMGET", key, f"v:{version}", f"m:{version}")
+        return None if data is None else _decode(cipher, agent, version, data, meta or b"")
+    last = await gateway.command("HGET", key, "version")
+    while last is not None:
+        fields = (f"v:{int(last)}", f"m:{int(last)}", f"v:{int(last) + 1}", "version")
+        data, meta, newer, last_now = await gateway.command("HMGET", key, *fields)
+        if last_now == last and newer is not None:
+            problem = f"version {int(last) + 1} is stored, and the counter is {int(last)}"
+            raise IdentityError(f"could not read the identity of agent {agent!r}: {problem}")
+        if last_now == last:
+            return _decode(cipher, agent, int(last), data or b"", meta or b"")
+        last = last_now  # another version was stored meanwhile
+    return None
 
 
 async def identity_versions(gateway: Gateway, namespace: Namespace, agent: str) -> list[IdentityVersion]:
@@ -141,8 +143,7 @@ async def set_identity(
             "each prompt has it"
         )
     cipher, key = _cipher(gateway, namespace, agent), namespace.identity(agent)
-    meta = cipher.encrypt(_CHANGE, orjson.dumps({"by": by[:200], "why": why[:2000]}))
-    data = cipher.encrypt(_IDENTITY, data)
+    change = orjson.dumps({"by": by[:200], "why": why[:2000]})
     while True:
         known = int(await gateway.command("HGET", key, "version") or 0)
         found = None
@@ -154,7 +155,8 @@ async def set_identity(
             raise IdentityConflict(agent, expected, known)
         if equal:
             return known
-        stored, version = await gateway.run(_SET, [key], [str(known), data, meta, KEPT])
+        sealed = cipher.encrypt(_identity_field(known + 1), data), cipher.encrypt(_change_field(known + 1), change)
+        stored, version = await gateway.run(_SET, [key], [str(known), *sealed, KEPT])
         if stored:
             return int(version)
 
@@ -163,11 +165,21 @@ def _cipher(gateway: Gateway, namespace: Namespace, agent: str) -> TaskCipher:
     return gateway.encryptor.of(Partition(namespace.name, "~identities", 0), agent)
 
 
+def _identity_field(version: int) -> str:
+    """Return the kind of an identity, which cannot be decrypted as another version."""
+    return f"identity:{version}"
+
+
+def _change_field(version: int) -> str:
+    """Return the kind of who changed an identity, and why."""
+    return f"change:{version}"
+
+
 def _decode(cipher: TaskCipher, agent: str, version: int, data: bytes, meta: bytes) -> IdentityVersion:
     try:
         at, _, more = meta.partition(b" ")
-        known = orjson.loads(cipher.decrypt(_CHANGE, more)) if more else {}
-        identity = Identity.model_validate_json(cipher.decrypt(_IDENTITY, data))
+        known = orjson.loads(cipher.decrypt(_change_field(version), more)) if more else {}
+        identity = Identity.model_validate_json(cipher.decrypt(_identity_field(version), data))
         changed = int(at) if at else None
         return IdentityVersion(
             identity=identity, version=version, at=changed, by=known.get("by", ""), why=known.get("why", "")
