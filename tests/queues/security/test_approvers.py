@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from perdure.queues import ConfigurationError
@@ -32,7 +33,7 @@ def test_a_signature_is_that_of_the_standard() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [*zip(Statement._fields[:5], "abcde", strict=True), ("value", {"a": []})])
-def test_a_signature_is_for_one_statement(name: str, value: object) -> None:
+def test_a_signature_is_for_one_statement(name: str, value: Any) -> None:
     known, signature = read_approvers([ADA.public_line, EVE.public_line], "keys"), ADA.sign(SAID)
     assert known.problem(SAID, signature, "ada") is None
     changed = known.problem(SAID._replace(**{name: value}), signature, "ada")
