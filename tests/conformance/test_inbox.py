@@ -32,6 +32,7 @@ from perdure.queues.errors import NoKey
 from perdure.queues.event_log import read_events
 from perdure.queues.inbox import read_inbox, send_message
 from perdure.queues.security.encryption import is_encrypted
+from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import promote, read_one, take_over, worker
 from tests.support.delivery_calls import SETTLING, add_entries
@@ -611,3 +612,34 @@ async def test_a_plain_message_to_a_task_with_encrypted_data_is_refused(
         gateway.encryptor = Encryptor()
         with pytest.raises(NoKey, match="message to task t: the data of the task is encrypted"):
             await handle.send("plain")
+
+
+async def test_a_message_is_stored_under_the_number_that_it_is_encrypted_for(
+    producer: Producer, partition: Partition
+) -> None:
+    """Concurrent senders get different numbers; one whose number is passed by gets another one, and stores nothing."""
+    gateway, inbox = producer.gateway, partition.inbox("t")
+    await producer.enqueue("t", task_id="t", queue="default")
+    keys = [partition.record("t"), inbox, partition.due, partition.nudge]
+
+    async def send(digest: str, message: bytes, number: bytes = b"") -> list[bytes]:
+        given = ["t", digest, message, number, 1000, 1000]
+        answer: list[bytes] = await gateway.run(queue_script("send_message"), keys, given)
+        return answer
+
+    (_, first), (_, second) = await send("aa", b""), await send("bb", b"")
+    assert int(first) < int(second)
+    assert await gateway.command("HKEYS", inbox) == [b"given"]
+    assert await send("bb", b"two", second) == [b"sent", second, b"queued"]
+    word, again = await send("aa", b"one", first)
+    assert (word, int(again) > int(second)) == (b"number", True)
+    assert await gateway.command("HEXISTS", inbox, f"m:{first.decode()}") == 0
+    for _ in range(2):  # its reply is lost, or its bytes arrive late
+        assert await send("aa", b"one", again) == [b"sent", again, b"queued"]
+    assert await send("aa", b"one", first) == [b"sent", again, b"queued"]
+    stored = [await gateway.command("HGET", inbox, f"n:{position}") for position in (1, 2, 3)]
+    assert stored == [second + b" bb", again + b" aa", None]
+    await gateway.command("HSET", inbox, "given", "junk", "last", "99999999999999")
+    word, number = await send("cc", b"")
+    assert (word, len(number)) == (b"number", 13)
+    assert (await send("cc", b"three", number))[:2] == [b"sent", number]
