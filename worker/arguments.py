@@ -244,6 +244,8 @@ class Arguments:
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name. Raises `TypeError` if there are too many, or one is given twice."""
+        if not args:
+            return dict(kwargs)
         named = dict(zip(self._in_order, args, strict=False))
         if len(args) > len(self._in_order) or not named.keys().isdisjoint(kwargs):
             self._signature.bind(*args, **kwargs)
