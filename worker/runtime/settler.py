@@ -119,7 +119,7 @@ class Settler:
             case Success():
                 return partial(self._succeed, run, outcome, ran, last)
             case Cancelled(counters):
-                ttl, cleanup = self._result_ttl(run), self._cleanup(run)
+                ttl, cleanup = self._at_end(run)
                 settle_cancelled = partial(cancelled, gateway, delivery, task_id, counters, on_watched=self._on_watched)
                 return partial(settle_cancelled, ran=ran, ttl=ttl, cleanup=cleanup)
             case Release(counters):
@@ -136,11 +136,12 @@ class Settler:
             case Rerun() | Park() | Limited() | AwaitVersion() | Paused():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
-                ttl, cleanup, task = self._result_ttl(run), self._cleanup(run), run.envelope.task
+                (ttl, cleanup), task = self._at_end(run), run.envelope.task
                 settle = partial(self._bury, delivery, task_id, task, reason, counters, error, run.redact, last)
                 return partial(settle, ran=ran, ttl=ttl, cleanup=cleanup, changes=checkpoint_changes(run, error))
 
     def _succeed(self, run: Run, success: Success, ran: float, last: int) -> Awaitable[None]:
+        ttl, cleanup = self._at_end(run)
         return succeed(
             self._gateway,
             run.delivery,
@@ -148,11 +149,11 @@ class Settler:
             success.result,
             success.counters,
             ran=ran,
-            ttl=self._result_ttl(run),
+            ttl=ttl,
             written=run.has_written,
             handed_to=success.handed_to,
             entries=last,
-            cleanup=None if success.handed_to is not None else self._cleanup(run),
+            cleanup=None if success.handed_to is not None else cleanup,
             on_watched=self._on_watched,
             on_unread=_warn_unread,
         )
@@ -222,16 +223,17 @@ class Settler:
             given |= {"keeps": keeps, "renewed_in": self._shared.renewal_lease / 3}
         return park(self._gateway, run.delivery, run.id, counters, **given, entries=last)
 
-    def _result_ttl(self, run: Run) -> float:
+    def _at_end(self, run: Run) -> tuple[float, TaskMessage | None]:
+        """Return the seconds for which the record of a task that ends is kept, and its clean-up task, if it has one.
+
+        A task that this worker does not know has none.
+        """
         task = self._registry.of(run.envelope)
         own = None if task is None else task.result_ttl
         ttl = run.envelope.options.result_ttl or own or self._shared.result_ttl
-        return ttl if task is None or task.on_end is None else max(ttl, _KEPT_FOR_CLEANUP)
-
-    def _cleanup(self, run: Run) -> TaskMessage | None:
-        """Return the clean-up task of a task that ends; None if it has none, or this worker does not know the task."""
-        task = self._registry.of(run.envelope)
-        return None if task is None or task.on_end is None else cleanup_message(run, task.on_end)
+        if task is None or task.on_end is None:
+            return ttl, None
+        return max(ttl, _KEPT_FOR_CLEANUP), cleanup_message(run, task.on_end)
 
     async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> str:
         """Bury a message that cannot be decoded, as raw bytes. Returns the id of the dead letter.
