@@ -59,7 +59,8 @@ class StepStatus(StrEnum):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Write a status as the text that it is: reading `value` calls Python, for each step of each checkpoint."""
-        return {**handler(source), "serialization": core_schema.simple_ser_schema("str")}
+        schema: Any = {**handler(source), "serialization": core_schema.simple_ser_schema("str")}
+        return schema  # type: ignore[no-any-return]
 
 
 class PlanStep(BaseModel):
