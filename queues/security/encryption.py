@@ -28,6 +28,9 @@ The kind of an event has its number, since a task has many events of one type an
 kinds have the name of their field and no number: a reader knows which field it reads, but the number of the entry that
 wrote a field is a plain counter of Redis, which proves nothing. An older value of the same field can be put back.
 
+The data of a session have the number of their turn, and its key the time of the first message: an older value of a
+field does not count (queues/sessions/record.py).
+
 Where encryption is required, data that is not encrypted is never decrypted into truth, whoever reads it. A reader that
 only shows data says instead why it cannot be read, or marks it as not encrypted. Events without a number, which scripts
 write, may be plain: they say when something happened, and no state is made from them.
