@@ -118,7 +118,7 @@ class Caller:
             known = decode_snapshot(shown, fields[b"state"]).state["messages"]
             if [(one["role"], one["content"]) for one in known] != said:
                 add("session", f"the state of {shown} has the messages {known}, its history {said}"[:900])
-        left = [name for name in fields if name.startswith((b"m:", b"failed", b"wake"))]
+        left = [name for name in fields if name.startswith((b"m:", b"i:", b"failed", b"wake"))]
         due = self._world.server.items.get(self._address.partition.due.encode())
         if not self.is_busy and (left or (due is not None and self._address.digest.encode() in due.value)):
             add("leak", f"the idle session {shown} has {left}, or is due")

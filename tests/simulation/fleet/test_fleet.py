@@ -180,7 +180,7 @@ def test_a_session_whose_turn_is_never_stored_is_seen(monkeypatch: pytest.Monkey
 
 def test_what_an_idle_session_leaves_behind_is_seen() -> None:
     assert kinds(TALK) == []
-    keeps_messages = replacement(("redis.call('HDEL', KEYS[1], 'm:' .. n, 'wake')", ""))
+    keeps_messages = replacement(("redis.call('HDEL', KEYS[1], 'm:' .. n, 'i:' .. n, 'wake')", ""))
     assert kinds(TALK, keeps_messages) == ["leak"]
 
 
