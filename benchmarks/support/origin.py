@@ -67,11 +67,11 @@ class Origin:
         return self.commit == _UNKNOWN or self.commit.endswith(DIRTY)
 
 
-def commit_of_tree() -> str:
-    """Return the commit of the working tree, marked if measured files differ from it."""
+def commit_of_tree(root: Path = ROOT) -> str:
+    """Return the commit of a working tree, marked if measured files differ from it."""
     try:
-        head = _git("rev-parse", "--short=12", "HEAD").strip()
-        changed = _git("status", "--porcelain", "--", *_MEASURED, ":!docs", ":!tests")
+        head = _git(root, "rev-parse", "--short=12", "HEAD").strip()
+        changed = _git(root, "status", "--porcelain", "--", *_MEASURED, ":!docs", ":!tests")
     except (OSError, subprocess.CalledProcessError):
         return _UNKNOWN
     return f"{head}{DIRTY}" if changed else head
@@ -87,5 +87,5 @@ def processor() -> str:
     return next(names, platform.processor() or "unknown processor")
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout

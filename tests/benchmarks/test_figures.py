@@ -11,10 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
 
+from benchmarks import figures as figures_module
 from benchmarks.change import compare
 from benchmarks.figures import Figures, documents, figures
-from benchmarks.support.origin import Origin
+from benchmarks.support.origin import Origin, commit_of_tree
 from tests.support.paths import ROOT
 
 ORIGIN = Origin("python -m benchmarks.waking", "0123456789ab", "2026-11-20", "2 cores (a processor), Python 3.11.7")
@@ -36,6 +38,30 @@ def test_the_origin_of_this_tree_is_its_commit() -> None:
 
     assert origin.commit.removesuffix("-dirty") == head
     assert "Redis 7.0.15" in origin.machine
+
+
+def test_code_that_no_commit_has_makes_the_tree_dirty(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        name = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
+        command = ["git", *name, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "code.py").write_text("")
+    (tmp_path / "README.md").write_text("")
+    git("add", "-A")
+    git("commit", "-qm", "Start")
+    head = git("rev-parse", "--short=12", "HEAD")
+    assert commit_of_tree(tmp_path) == head
+
+    (tmp_path / "README.md").write_text("new figures")
+    assert commit_of_tree(tmp_path) == head
+    (tmp_path / "code.py").write_text("pass")
+    assert commit_of_tree(tmp_path) == f"{head}-dirty"
+    git("checkout", "-q", "code.py")
+    (tmp_path / "script.lua").write_text("return 1")
+    assert commit_of_tree(tmp_path) == f"{head}-dirty"
+    assert commit_of_tree(tmp_path.parent) == "unknown"
 
 
 def test_the_age_is_in_commits_and_days() -> None:
@@ -94,13 +120,20 @@ def test_check_prints_the_age_of_each_figure() -> None:
     assert len(done.stdout.splitlines()) == len(list(figures()))
 
 
-def test_a_release_refuses_figures_of_a_dirty_tree() -> None:
-    dirty = [each for each in figures() if each.origin.dirty]
-    done = run("benchmarks.figures", "--release")
-
-    assert done.returncode == (1 if dirty else 0)
-    for each in dirty:
-        assert f"{each.page}:{each.line}: " in done.stdout
+@pytest.mark.parametrize(("commit", "refused"), [("0123456789ab", 0), ("0123456789ab-dirty", 1), ("unknown", 1)])
+def test_a_release_refuses_figures_of_a_dirty_tree(
+    commit: str, refused: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [Figures("page.md", 3, ORIGIN), Figures("page.md", 9, replace(ORIGIN, commit=commit))]
+    monkeypatch.setattr(figures_module, "figures", lambda: found)
+    try:
+        figures_module.main(release=True)
+    except typer.Exit as error:
+        assert (error.exit_code, refused) == (1, 1)
+        assert "page.md:9: " in capsys.readouterr().out
+    else:
+        assert refused == 0
+        assert capsys.readouterr().out == ""
 
 
 def test_without_a_merge_base_nothing_is_compared() -> None:
