@@ -17,8 +17,10 @@ A forged text has the mark `FORGED-N`.
 | cut | without an entry of a log, or a field of a checkpoint |
 | attack | several commands that fit each other |
 
-Not written, because Redis cannot prevent it and the documents say so: deleted keys, endless scripts, more data than
-fits into memory, and older copies of all keys of a task, a session or the server.
+Not written, because no key can prevent it and docs/how-to/security.md says so: deleted keys, endless scripts, more data
+than fits into memory, and older copies: of all keys of a task, a session or the server, and of one entry of the store,
+one named value or one file of a shared workspace, which several programs write. Not written either: the fields of the
+deployment that stop all its processes on purpose, and the rows that the lists are searched for.
 """
 
 from __future__ import annotations
