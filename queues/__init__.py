@@ -28,67 +28,61 @@
 | `partitions`, `delivery` | routes of a queue; reading, leases and settlement |
 | `lua/` | one script per atomic act; each header has KEYS, ARGV, reply and what is atomic |
 
-Names are imported on first use (PEP 562): a command of the command line needs a part of these modules.
-
 Before a change: every move of a task from one place to another is one script; keys are built in `keys.py` only; the
 layers in pyproject.toml say which module may import which.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .catalog import read_catalog
-    from .defaults import ConnectionSettings, read_settings
-    from .errors import (
-        AnswerRefused,
-        ApproverNeeded,
-        CannotResolve,
-        CatalogError,
-        ChangedCheckpoint,
-        ConfigurationError,
-        DecryptionError,
-        EntriesLost,
-        HandOffRefused,
-        InboxFull,
-        InvalidAnswer,
-        InvalidLimitUse,
-        InvalidUniqueKey,
-        KeyMissing,
-        LeaseLost,
-        NotEncrypted,
-        NotReplicated,
-        PayloadTooLarge,
-        PerdureError,
-        QueueError,
-        QueueFull,
-        Refused,
-        ServerFull,
-        StillRunning,
-        TamperedData,
-        TaskCancelled,
-        TaskEnded,
-        TaskExists,
-        TaskFailed,
-        TaskNotFound,
-        Unavailable,
-        UnreadableEnvelope,
-        ValueRefused,
-        WaitNotFound,
-    )
-    from .event_log import TaskEvent
-    from .handle import TaskHandle
-    from .inspection.views import QueueStats, find_task, list_queues, list_tasks
-    from .keys import Namespace, Partition
-    from .partitions.resharding import set_partitions
-    from .presence import WorkerInfo, list_workers
-    from .producer import Producer
-    from .records import Record, State, read_record
-    from .security.encryption import Encryptor, make_encryptor
-    from .security.keyring import generate_key
-    from .supervisors import SupervisorInfo, list_supervisors
-    from .transport.address import Address
-    from .transport.gateway import Gateway
+from .catalog import read_catalog
+from .defaults import ConnectionSettings, read_settings
+from .errors import (
+    AnswerRefused,
+    ApproverNeeded,
+    CannotResolve,
+    CatalogError,
+    ChangedCheckpoint,
+    ConfigurationError,
+    DecryptionError,
+    EntriesLost,
+    HandOffRefused,
+    InboxFull,
+    InvalidAnswer,
+    InvalidLimitUse,
+    InvalidUniqueKey,
+    KeyMissing,
+    LeaseLost,
+    NotEncrypted,
+    NotReplicated,
+    PayloadTooLarge,
+    PerdureError,
+    QueueError,
+    QueueFull,
+    Refused,
+    ServerFull,
+    StillRunning,
+    TamperedData,
+    TaskCancelled,
+    TaskEnded,
+    TaskExists,
+    TaskFailed,
+    TaskNotFound,
+    Unavailable,
+    UnreadableEnvelope,
+    ValueRefused,
+    WaitNotFound,
+)
+from .event_log import TaskEvent
+from .handle import TaskHandle
+from .inspection.views import QueueStats, find_task, list_queues, list_tasks
+from .keys import Namespace, Partition
+from .partitions.resharding import set_partitions
+from .presence import WorkerInfo, list_workers
+from .producer import Producer
+from .records import Record, State, read_record
+from .security.encryption import Encryptor, make_encryptor
+from .security.keyring import generate_key
+from .supervisors import SupervisorInfo, list_supervisors
+from .transport.address import Address
+from .transport.gateway import Gateway
 
 __all__ = [
     "Address",
@@ -151,45 +145,3 @@ __all__ = [
     "read_settings",
     "set_partitions",
 ]
-
-_HOMES = {
-    "Address": ".transport.address",
-    "ConnectionSettings": ".defaults",
-    "Encryptor": ".security.encryption",
-    "Gateway": ".transport.gateway",
-    "Namespace": ".keys",
-    "Partition": ".keys",
-    "Producer": ".producer",
-    "QueueStats": ".inspection.views",
-    "Record": ".records",
-    "State": ".records",
-    "SupervisorInfo": ".supervisors",
-    "TaskEvent": ".event_log",
-    "TaskHandle": ".handle",
-    "WorkerInfo": ".presence",
-    "find_task": ".inspection.views",
-    "generate_key": ".security.keyring",
-    "list_queues": ".inspection.views",
-    "list_supervisors": ".supervisors",
-    "list_tasks": ".inspection.views",
-    "list_workers": ".presence",
-    "make_encryptor": ".security.encryption",
-    "read_catalog": ".catalog",
-    "read_record": ".records",
-    "read_settings": ".defaults",
-    "set_partitions": ".partitions.resharding",
-}
-"""Modules of the names that are no errors."""
-
-if not TYPE_CHECKING:  # with __getattr__, a type checker accepts any name
-
-    def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_HOMES.get(name, ".errors"), __name__), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
