@@ -20,7 +20,6 @@ from ..queues.junk import count_of, set_aside, split
 from ..queues.keys import Namespace, Partition
 from ..queues.runtime import RUNTIME
 from ..queues.security.encryption import HEAD, arguments_field
-from ..queues.security.hash_chain import START, ChainHead, Link
 from ..queues.security.secret_arguments import contains_mask, restore_masked
 from ..queues.step_failures import drop_failures
 from ..queues.transport.gateway import Gateway
@@ -115,7 +114,9 @@ async def _fresh_head(gateway: Gateway, partition: Partition, task_id: str) -> t
         if head is not None:
             cipher.decrypt(HEAD, head)
         return ()
-    start = Link(count_of(events), START.digest)
+    from ..queues.security.hash_chain import START, ChainHead, ChainLink
+
+    start = ChainLink(count_of(events), START.digest)
     return (events or b"0", entries or b"0", ChainHead(0, start, last=start).sealed(cipher, count_of(entries)))
 
 

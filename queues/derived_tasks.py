@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from pydantic_core import from_json
@@ -24,12 +24,11 @@ from .errors import (
     UnreadableEnvelope,
 )
 from .inspection.views import find_task
-from .keys import Namespace, Partition
+from .keys import SNAPSHOT, Namespace, Partition
 from .partitions.route import spread
 from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
 from .security.encryption import ERROR, TaskCipher, event_field, message_field
-from .security.hash_chain import SNAPSHOT, ChainHead, HashChain
 from .transport.gateway import Gateway
 from .transport.large_results import stored_record
 from .transport.large_values import UPLOAD_ATTEMPTS, FieldUpload, LogUpload, read_arguments, store_with_upload
@@ -37,6 +36,9 @@ from .transport.pipelining import Argument
 from .transport.scripts import pairs, queue_script
 from .values import NamedValue, copied_values, value_kind
 from .wording import listed
+
+if TYPE_CHECKING:
+    from .security.hash_chain import HashChain
 
 _SUCCESSOR = queue_script("enqueue_successor")
 _CONFIRM = queue_script("confirm_successor")
@@ -372,6 +374,8 @@ async def upload_past(
     inbox: FieldUpload,
 ) -> bytes:
     """Upload the past of a task, and return the head of its hash chain; empty without a key."""
+    from .security.hash_chain import ChainHead, HashChain
+
     chain = HashChain(cipher, ChainHead(), ())
     for name, value in past.fields:
         fields: Sequence[Argument]

@@ -19,6 +19,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── DecryptionError         encrypted data cannot be decrypted by this process
 │   │   ├── KeyMissing          it was encrypted with a key that this process does not have
 │   │   ├── TamperedData        it was changed, or belongs to another task, step or kind
+│   │   │   └── ChangedCheckpoint  entries of a checkpoint or a log are missing, or are not those that were written
 │   │   └── NotEncrypted        it is plain, and only encrypted data is accepted
 │   ├── NoKey                   a message to encrypted data, from a process without a key
 │   ├── LeaseLost               a write was refused because another worker has the delivery

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import anyio
+import orjson
 from pydantic import GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, from_json, to_json
 
@@ -33,6 +34,7 @@ from .errors import (
     HandOffRefused,
     QueueError,
     Refused,
+    TamperedData,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -274,10 +276,24 @@ class TaskHandle(Generic[R]):
                     record = await self._wait()
         except TimeoutError:
             raise TimeoutError(await self._explain_wait(self._asked or timeout or 0.0)) from None
-        if record.handed_to is not None:
+        if record.handed_to is not None and self._is_continued(record):
             left = None if timeout is None else max(0.0, timeout - (RUNTIME.monotonic() - started))
             return await (await self._next(record.handed_to, self._asked or timeout)).read_result(left)
         return await self._outcome(record)
+
+    def _is_continued(self, record: Record) -> bool:
+        """Return whether a successor has the result. Where encryption is required, the encrypted result says which.
+
+        Raises `DecryptionError`.
+        """
+        cipher = record.cipher
+        if cipher.accepts_plain:
+            return True
+        if record.state is not State.SUCCEEDED:
+            return False
+        if cipher.decrypt(RESULT, record.result or b"") != orjson.dumps(record.handed_to):
+            raise TamperedData(f"the successor of task {self.id}")
+        return True
 
     def _warn_of_deadlock(self) -> None:
         warnings.warn(

@@ -165,6 +165,9 @@ from typing import Final, Literal, NamedTuple
 
 from .lanes import Lane, lane_of
 
+SNAPSHOT: Final = "#state"
+"""Name under which the checkpoint of an agent has the snapshot of its state."""
+
 DATA_FORMAT: Final = 2
 """Newest format of stored data that this version reads: key names, and what the keys hold. Since 2: large arguments."""
 

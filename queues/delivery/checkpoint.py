@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..envelope import DEFAULT_LARGE_LIMIT
 from ..errors import UnreadableCheckpoint, UnreadableRecord, WrongType
@@ -15,7 +15,6 @@ from ..keys import DATA_FORMAT, GROUP, RESERVED, Partition
 from ..partitions.route import registered_retention
 from ..records import State, crash_evidence, number_of
 from ..security.encryption import PROGRESS, TaskCipher, event_field
-from ..security.hash_chain import HashChain, checked_chain
 from ..stream_items import field_of_place, stream_names, stream_of_place
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
@@ -24,6 +23,9 @@ from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
 from .step_pages import MAX_COUNTED, NO_CHUNKS, PAGE, PAGE_BYTES, StepPages, add_fields
+
+if TYPE_CHECKING:
+    from ..security.hash_chain import HashChain
 
 _WRITE = queue_script("write_checkpoint")
 _LOAD = queue_script("load_history")
@@ -240,6 +242,10 @@ class History:
         for kind, records in self.by_kind().items():
             for step, value in records.items():
                 records[step] = cipher.decrypt(f"{kind}:{step}", value)
+        if self.head is None and not cipher.encrypts:
+            return
+        from ..security.hash_chain import checked_chain
+
         names = None if self.pages is not None else self.done
         counters: Any = {"entries": self.entries, "events": self.events, "names": names}
         self.chain = checked_chain(cipher.task_id, cipher, self.head, **counters)
@@ -491,6 +497,8 @@ async def read_chain(gateway: Gateway, partition: Partition, task_id: str, posit
     head, fields = await gateway.pipeline([("HGET", record, "head"), ("HLEN", steps)], node_of=record)
     if head is None and not cipher.encrypts:
         return None
+    from ..security.hash_chain import checked_chain
+
     names = await recorded_steps(gateway, partition, task_id) if fields <= MAX_COUNTED else None
     counters: dict[str, Any] = {"entries": position.entries, "events": position.events, "names": names}
     return checked_chain(task_id, cipher, head, **counters)

@@ -31,7 +31,7 @@ wrote a field is a plain counter of Redis, which proves nothing. An older value 
 The data of a session have the number of their turn, and its key the time of the first message: an older value of a
 field does not count (queues/sessions/record.py).
 
-Where encryption is required, data that is not encrypted is never decrypted into truth, whoever reads it. A reader that
+Where encryption is required, data that is not encrypted is never decrypted into truth, by any reader. One that
 only shows data says instead why it cannot be read, or marks it as not encrypted. Events without a number, which scripts
 write, may be plain: they say when something happened, and no state is made from them.
 
@@ -53,10 +53,10 @@ from ..errors import ConfigurationError, KeyMissing, NotEncrypted, TamperedData
 from ..keys import Partition
 from .keyring import KeyRing, read_key_file, read_keys
 from .secret_arguments import SecretPaths
-from .signature import Signature
 
 if TYPE_CHECKING:
     from .aesgcm import Cipher
+    from .signature import Signer
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
@@ -174,7 +174,7 @@ class TaskCipher:
         self._partition = partition
         self._task_id = task_id
         self._context = b""
-        self._ciphers: dict[bytes, Cipher | Signature] | None = None
+        self._ciphers: dict[bytes, Cipher | Signer] | None = None
 
     @property
     def task_id(self) -> str:
@@ -220,15 +220,16 @@ class TaskCipher:
             raise TamperedData(self._what(kind))
         return decrypted
 
-    def _cipher(self, ring: KeyRing, header: bytes) -> Cipher | Signature:
+    def _cipher(self, ring: KeyRing, header: bytes) -> Cipher | Signer:
         """Return the cipher for data with this header."""
         if self._ciphers is None:
             self._ciphers = {}
             self._context = f"{self._partition.namespace}\0{self._partition.queue}\0{self._task_id}".encode()
         cipher = self._ciphers.get(header)
         if cipher is None:
-            make, label = (Signature, _SIGNING) if header[1:2] == SIGNED else (_cipher_type(), _ENCRYPTING)
-            cipher = self._ciphers[header] = make(ring.derive(header[2:], label, self._context))
+            signed = header[1:2] == SIGNED
+            key = ring.derive(header[2:], _SIGNING if signed else _ENCRYPTING, self._context)
+            cipher = self._ciphers[header] = (_signer_type() if signed else _cipher_type())(key)
         return cipher
 
     def _associated(self, header: bytes, kind: str) -> bytes:
@@ -257,6 +258,12 @@ def _cipher_type() -> type[Cipher]:
             "encryption needs the package cryptography: pip install 'perdure[encryption]'"
         ) from None
     return Cipher
+
+
+def _signer_type() -> type[Signer]:
+    from .signature import Signer
+
+    return Signer
 
 
 NO_KEYS: Final = Encryptor()

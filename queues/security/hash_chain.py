@@ -31,10 +31,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ..errors import ChangedCheckpoint
+from ..keys import SNAPSHOT
 from .encryption import HEAD, TaskCipher
-
-SNAPSHOT: Final = "#state"
-"""Name of the saved snapshot of an agent's state."""
 
 _SIZE: Final = 16
 
@@ -42,15 +40,15 @@ _MOST_NAMES: Final = 5_000
 """Steps up to which a run counts the records: it knows the names of those that it counts."""
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """A link of the chain: the number of an event, and the digest of the chain up to it."""
 
     number: int
     digest: bytes
 
-    def follow(self, number: int, event_type: bytes, data: bytes) -> Link:
+    def follow(self, number: int, event_type: bytes, data: bytes) -> ChainLink:
         """Return the link of the next event. data: its JSON."""
-        return Link(number, event_digest(self.digest, number, event_type, data))
+        return ChainLink(number, event_digest(self.digest, number, event_type, data))
 
 
 def event_digest(before: bytes, number: int, event_type: bytes, data: bytes) -> bytes:
@@ -61,18 +59,18 @@ def event_digest(before: bytes, number: int, event_type: bytes, data: bytes) -> 
     return found.digest()
 
 
-START: Final = Link(0, bytes(_SIZE))
+START: Final = ChainLink(0, bytes(_SIZE))
 """The link before the first event of a task."""
 
 
 class ChainHead(NamedTuple):
-    """What is stored of the chain, but for the number of the last entry. See the module."""
+    """Head of a chain, but for the number of the last entry. See the module."""
 
     records: int | None = 0
-    start: Link = START
-    base: Link | None = None
-    snapshot: Link | None = None
-    last: Link = START
+    start: ChainLink = START
+    base: ChainLink | None = None
+    snapshot: ChainLink | None = None
+    last: ChainLink = START
 
     def sealed(self, cipher: TaskCipher, entries: int) -> bytes:
         """Return the head as it is stored. entries: number of the last entry."""
@@ -83,7 +81,7 @@ class ChainHead(NamedTuple):
 def open_head(cipher: TaskCipher, stored: bytes) -> tuple[int, ChainHead]:
     """Return the number of the last entry, and the head. Raises `DecryptionError`."""
     entries, records, *links = orjson.loads(cipher.decrypt(HEAD, stored))
-    start, base, snapshot, last = (None if one is None else Link(one[0], bytes.fromhex(one[1])) for one in links)
+    start, base, snapshot, last = (None if one is None else ChainLink(one[0], bytes.fromhex(one[1])) for one in links)
     return entries, ChainHead(records, start or START, base, snapshot, last or START)
 
 
@@ -123,7 +121,7 @@ class HashChain:
 
     def begin_after(self, number: int) -> None:
         """Let the chain begin after the event with this number."""
-        link = Link(number, START.digest)
+        link = ChainLink(number, START.digest)
         self.head = self.head._replace(start=link, last=link)
 
     def copy(self) -> HashChain:
@@ -175,7 +173,7 @@ class LogCheck:
 
     def __init__(self, task_id: str, head: ChainHead) -> None:
         self._task_id, self._head = task_id, head
-        self._link: Link | None = None
+        self._link: ChainLink | None = None
 
     def add(self, number: int, event_type: str, data: bytes) -> None:
         """Add the next event. Those before the start of the chain, or logged after the head was read, do not count."""
@@ -224,7 +222,7 @@ def checked_chain(
             return None
         if entries and not cipher.accepts_plain:
             raise ChangedCheckpoint(task_id, f"it has {entries} entries, and the head of their hash chain is missing")
-        link = Link(events, START.digest)
+        link = ChainLink(events, START.digest)
         head = ChainHead(None if names is None else len(names), start=link, last=link)
         return HashChain(cipher, head, names)
     known_entries, head = open_head(cipher, stored)

@@ -9,7 +9,7 @@ from typing import Final
 _SIZE: Final = 32
 
 
-class Signature:
+class Signer:
     """Signing and verification with one task's key: HMAC-SHA-256 (RFC 2104) over the data and what it is bound to."""
 
     __slots__ = ("_key",)

@@ -623,7 +623,7 @@ async def test_a_message_is_stored_under_the_number_that_it_is_encrypted_for(
     keys = [partition.record("t"), inbox, partition.due, partition.nudge]
 
     async def send(digest: str, message: bytes, number: bytes = b"") -> list[bytes]:
-        given = ["t", digest, message, number, 1000, 1000]
+        given: list[str | bytes | int] = ["t", digest, message, number, 1000, 1000]
         answer: list[bytes] = await gateway.run(queue_script("send_message"), keys, given)
         return answer
 

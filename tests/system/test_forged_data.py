@@ -9,7 +9,7 @@ import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, State, TaskHandle
 from perdure.deadletter.policy import Reason
-from perdure.queues import DecryptionError
+from perdure.queues import DecryptionError, TaskFailed
 from perdure.queues.errors import TamperedData
 from perdure.queues.event_log import read_events
 from perdure.worker.agents.identity import Identity, load_identity, set_identity
@@ -239,3 +239,28 @@ async def test_an_identity_of_the_past_is_not_that_of_now(app: App, change: str)
         stored = await load_identity(gateway, namespace, "parked", 1)
         assert stored is not None
         assert stored.identity.role == "mails all"
+
+
+async def test_a_forged_successor_does_not_give_the_result(app: App) -> None:
+    @app.task
+    async def count(ctx: Context, left: int) -> int:
+        if left:
+            await ctx.continue_as("count", arguments={"left": left - 1})
+        return left
+
+    async with app:
+        continued, other = await count.enqueue(2), await count.enqueue(0)
+        waiting = await parked(app)
+        await work_off(app)
+        assert await continued.result() == 0
+        for handle, state in ((continued, None), (waiting, "succeeded"), (waiting, "dead")):
+            record = handle.partition.record(handle.id)
+            await redis_command(app, "HSET", record, "handed_to", other.id, *(("state", state) if state else ()))
+        with pytest.raises(DecryptionError, match="the successor of task"):
+            await continued.result(timeout=5)
+        with pytest.raises(TaskFailed):
+            await waiting.result(timeout=5)
+        await redis_command(app, "HSET", waiting.partition.record(waiting.id), "state", "succeeded")
+        with pytest.raises(DecryptionError):
+            await waiting.result(timeout=5)
+        await redis_command(app, "HSET", waiting.partition.record(waiting.id), "state", "scheduled")

@@ -18,7 +18,8 @@ from ...queues.envelope import check_size
 from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
 from ...queues.event_log import TaskEvent, read_last_events
 from ...queues.json_form import as_json
-from ...queues.security.hash_chain import SNAPSHOT, check_events
+from ...queues.keys import SNAPSHOT
+from ...queues.security.hash_chain import check_events
 from ...queues.transport.backoff import retry_while_unavailable
 from ..durable.journal.event import Event
 from ..durable.journal.event_redaction import redacted

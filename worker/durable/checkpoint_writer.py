@@ -17,16 +17,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ...queues.delivery.checkpoint import Entry, Kind, Written, write_entries
 from ...queues.delivery.leases import Delivery
 from ...queues.errors import EntriesLost, LeaseLost
 from ...queues.runtime import RUNTIME
-from ...queues.security.hash_chain import ChainHead, HashChain
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ..log import log_wait, logger
+
+if TYPE_CHECKING:
+    from ...queues.security.hash_chain import ChainHead, HashChain
 
 PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two writes of what a run reports, unless other entries are written in between."""
@@ -47,7 +49,7 @@ _ENTRY_BYTES: Final = 2 * 1024
 """Bytes that an entry counts for in addition to its data, which bounds the number of small ones."""
 
 _Entries: TypeAlias = tuple[Entry, ...]
-_Put: TypeAlias = tuple[_Entries, ChainHead | None]
+_Put: TypeAlias = "tuple[_Entries, ChainHead | None]"
 """Entries of one `put`, which are stored in one act, and the head of the hash chain after them."""
 
 

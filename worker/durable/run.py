@@ -17,7 +17,6 @@ from ...queues.envelope import BudgetUse, Envelope, check_size
 from ...queues.errors import LeaseLost
 from ...queues.records import shown_arguments
 from ...queues.runtime import RUNTIME
-from ...queues.security.hash_chain import ChainHead, HashChain
 from ...queues.security.redaction import Redaction
 from ...queues.transport.gateway import Gateway
 from ..errors import RunStopped, TaskIdle, TaskTimeout
@@ -35,6 +34,7 @@ from .steps.keys import StepKeys, StrictStepKeys
 from .stop_reasons import STOP_RULES, LimitReason, ParkReason, Stop, StopReason, counters_after
 
 if TYPE_CHECKING:
+    from ...queues.security.hash_chain import HashChain
     from .budget_left import BudgetLeft
     from .spent import Charge, Spent
 
@@ -326,6 +326,8 @@ class Run(HandlerTask):
         """Return the hash chain of the task's events; None without a key, or if the history cannot be decrypted."""
         history = self.history
         if history.chain is None and not history.entries and self.gateway.encryptor.active:
+            from ...queues.security.hash_chain import ChainHead, HashChain
+
             cipher = self.gateway.encryptor.of(self.delivery.partition, self.id)
             history.chain = HashChain(cipher, ChainHead(), ())
         return history.chain

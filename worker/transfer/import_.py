@@ -20,10 +20,9 @@ from ...queues.ended_tasks import OUTCOME_FIELDS, SEALED_FIELDS, Outcome, store_
 from ...queues.envelope import Envelope, TaskMessage, check_own_id, check_task_id, copied_envelope, new_task_id
 from ...queues.errors import PerdureError
 from ...queues.handle import TaskHandle
-from ...queues.keys import DATA_FORMAT, check_name
+from ...queues.keys import DATA_FORMAT, SNAPSHOT, check_name
 from ...queues.producer import Producer
 from ...queues.records import State
-from ...queues.security.hash_chain import SNAPSHOT
 from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.value_store import Sha256
 from ...queues.wording import shortened

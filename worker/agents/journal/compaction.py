@@ -11,9 +11,8 @@ import orjson
 from ....queues.delivery.checkpoint import edit_checkpoint, read_position
 from ....queues.envelope import check_size
 from ....queues.inspection.views import checkpoint_fields
-from ....queues.keys import Partition
+from ....queues.keys import SNAPSHOT, Partition
 from ....queues.records import State
-from ....queues.security.hash_chain import SNAPSHOT
 from ....queues.transport.gateway import Gateway
 from ...errors import BadHistory, StateError
 from .agent_events import Archived

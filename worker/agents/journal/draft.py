@@ -13,7 +13,7 @@ from ....queues.doubts import open_doubts, undecided
 from ....queues.event_log import LogTail, TaskEvent
 from ....queues.explanation.sentences import remedy_for
 from ....queues.json_form import as_json
-from ....queues.security.hash_chain import SNAPSHOT
+from ....queues.keys import SNAPSHOT
 from ...durable.journal.chat import FROM_INBOX
 from ...durable.journal.event import Event
 from ...durable.journal.failure_record import is_failure

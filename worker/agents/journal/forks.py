@@ -21,9 +21,8 @@ from ....queues.errors import TaskNotFound
 from ....queues.event_log import TaskEvent, read_last_events, walk_events
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
-from ....queues.keys import Partition
+from ....queues.keys import SNAPSHOT, Partition
 from ....queues.producer import Producer
-from ....queues.security.hash_chain import SNAPSHOT
 from ....queues.security.secret_arguments import ANY
 from ....queues.transport.large_results import recorded_results
 from ....queues.waits import RECORDS, wait_id

@@ -13,9 +13,8 @@ from typing import Any, Final
 from ....queues.event_log import TaskEvent, read_events, walk_events
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
-from ....queues.keys import Partition
+from ....queues.keys import SNAPSHOT, Partition
 from ....queues.records import State as Condition
-from ....queues.security.hash_chain import SNAPSHOT
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import listed
 from ...durable.journal.event import LOG_BASE, Event

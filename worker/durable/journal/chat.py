@@ -49,7 +49,7 @@ def _check_stored(message: Message) -> Message:
     if message.role == "system":
         raise ValueError(
             "the role of a stored message must be user, assistant or tool: what the system says is part of the "
-            "identity, see docs/how-to/agents.md"
+            "agent's identity"
         )
     return message
 

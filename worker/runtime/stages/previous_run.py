@@ -20,8 +20,7 @@ from ....queues.errors import DecryptionError, LargeValueLost, ServerFull, Unava
 from ....queues.event_log import TaskEvent, read_log_tail
 from ....queues.inbox import CORRECTION, InboxMessage
 from ....queues.json_form import as_json
-from ....queues.keys import Namespace
-from ....queues.security.hash_chain import SNAPSHOT
+from ....queues.keys import SNAPSHOT, Namespace
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ....queues.transport.large_values import LargeValue

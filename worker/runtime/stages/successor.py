@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
+import orjson
+
 from ....deadletter.policy import Reason
 from ....queues.delivery.checkpoint import Entry, Kind
 from ....queues.derived_tasks import Successor, enqueue_successor
@@ -72,7 +74,7 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
     logger.bind(task=run.envelope.task, id=run.id).info(
         "continued as task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
     )
-    return Success(b"null", counters, handed_to)
+    return Success(orjson.dumps(handed_to), counters, handed_to)  # so that it is encrypted too: see TaskHandle.result
 
 
 async def _values(gateway: Gateway, run: Run) -> list[NamedValue]:
