@@ -53,6 +53,7 @@ class ConnectionSettings(BaseModel):
     Args:
         redis_url: URL of the server; empty for the embedded server in `data_dir`.
         namespace: prefix of the deployment's keys.
+        tenant: whose tasks and sessions this process sees and makes; None for those of all tenants.
         data_dir: directory of the embedded server.
         replicas: number of replicas that must have a write of `durability="replicated"`.
         replication_timeout: seconds that such a write waits for them.
@@ -70,6 +71,7 @@ class ConnectionSettings(BaseModel):
 
     redis_url: str = ""
     namespace: str = "perdure"
+    tenant: str | None = None
     data_dir: Path | None = None
     replicas: Annotated[int, Field(ge=1)] = 1
     replication_timeout: Seconds = 5.0
@@ -106,6 +108,11 @@ class ConnectionSettings(BaseModel):
     @classmethod
     def _check_namespace(cls, name: str) -> str:
         return check_name("namespace", name)
+
+    @field_validator("tenant")
+    @classmethod
+    def _check_tenant(cls, name: str | None) -> str | None:
+        return None if name is None else check_name("tenant", name)
 
     @field_validator("data_dir", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from .derived_tasks import TaskPast, past_uploads, upload_past
-from .envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, TaskMessage
+from .envelope import DEFAULT_PAYLOAD_LIMIT, TASK_ID_PATTERN, Envelope, TaskMessage
 from .errors import LargeValueLost, TaskExists, UnreadableRecord
 from .keys import Namespace, Partition
 from .partitions.route import registered_retention, spread
@@ -27,7 +27,7 @@ from .transport.scripts import queue_script
 _STORE = queue_script("store_ended")
 
 _COUNT: Final = re.compile(rb"[0-9]{1,15}")
-_ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ID: Final = re.compile(TASK_ID_PATTERN[1:-1].encode())
 _TEXT: Final = re.compile(rb"[^\x00-\x1f]{1,256}")
 
 OUTCOME_FIELDS: Final[Mapping[str, re.Pattern[bytes]]] = {

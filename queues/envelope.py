@@ -22,7 +22,7 @@ from .defaults import MAX_SECONDS, Seconds
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .json_form import encodable, named_numbers
-from .keys import DATA_FORMAT, NAME_PATTERN, gate_of
+from .keys import DATA_FORMAT, NAME_PATTERN, TENANT_PREFIX, gate_of, tenant_of, with_tenant, without_tenant
 from .lanes import NORMAL, Lane, lane_in
 from .partitions.route import spread
 from .runtime import RUNTIME
@@ -42,15 +42,23 @@ DEFAULT_LARGE_LIMIT: Final = 64 * 1024 * 1024
 TURN_PREFIX: Final = "turn-"
 """Beginning of the ids of the tasks that are turns of sessions."""
 
-_OF_A_TURN: Final = re.compile(r"turn-[0-9a-f]{32}-[0-9]+\.[0-9]+(?:[A-Za-z_-]|\.(?!h[0-9]+$)).*")
+_OF_A_TURN: Final = re.compile(TENANT_PREFIX + r"turn-[0-9a-f]{32}-[0-9]+\.[0-9]+(?:[A-Za-z_-]|\.(?!h[0-9]+$)).*")
 """The id of a turn, and more; `.hN` is that of a successor."""
 
-_TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+TASK_ID_PATTERN: Final = f"^{TENANT_PREFIX}[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}$"
+"""Pattern of a task id, with its tenant in front if it has one."""
+
+_TASK_ID = re.compile(TASK_ID_PATTERN[1:-1])
 
 
 def is_task_id(task_id: str) -> bool:
     """Return whether a text is a valid task id."""
-    return re.fullmatch(_TASK_ID, task_id) is not None
+    return _TASK_ID.fullmatch(task_id) is not None
+
+
+def is_turn_id(task_id: str) -> bool:
+    """Return whether an id begins as those of the tasks that are turns of sessions."""
+    return without_tenant(task_id).startswith(TURN_PREFIX)
 
 
 def check_task_id(task_id: object) -> str:
@@ -63,13 +71,18 @@ def check_task_id(task_id: object) -> str:
     return task_id
 
 
-def check_own_id(task_id: object) -> str:
-    """Return an id that a caller has chosen for a task. Raises `ValueError` for one that a turn of a session may have.
+def check_own_id(task_id: object, tenant: str | None = None) -> str:
+    """Return an id that a caller has chosen for a task, with its tenant.
 
-    A turn may use ids that it makes of its own one, such as `f"{ctx.task_id}-mail"`.
+    A task may use ids that it makes of its own one, such as `f"{ctx.task_id}-mail"`.
+
+    Raises `ValueError` for an id of another tenant, and for one that a turn of a session may have.
     """
     known = check_task_id(task_id)
-    if known.startswith(TURN_PREFIX) and _OF_A_TURN.fullmatch(known) is None:
+    if tenant is None and tenant_of(known) is not None:
+        raise ValueError(f"task id must have no '~', which separates a tenant from it; name a tenant, got {known!r}")
+    known = with_tenant(tenant, known)
+    if is_turn_id(known) and _OF_A_TURN.fullmatch(known) is None:
         raise ValueError(
             f"task id must not start with {TURN_PREFIX!r}, as the tasks of sessions' turns do, got {known!r}"
         )
@@ -175,7 +188,7 @@ class BudgetUse(NamedTuple):
     follows when it is used up, see `Budget`. label: text of its key for people, which no envelope has.
     """
 
-    ledger: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(?::(?:[0-9a-f]{16}|-))?$")]
+    ledger: Annotated[str, Field(pattern=rf"{TASK_ID_PATTERN[:-1]}(?::(?:[0-9a-f]{{16}}|-))?$")]
     name: Annotated[str, Field(max_length=64)]
     limits: dict[_Unit, _Amount]
     window_ms: Annotated[int, Field(ge=1, le=MAX_AMOUNT)] | None = None
@@ -196,8 +209,8 @@ class Envelope(BaseModel):
     """A task on the wire: id, name, headers for tracing and routing, options.
 
     app: name of the app whose workers run the task; None if any app with a task of this name may.
-    secrets: paths of secret values in the arguments, see security/secret_arguments.py. tenant: whose task it is, if the
-    deployment has tenants. requires: oldest data format that a worker must know to run the task; older workers park it.
+    secrets: paths of secret values in the arguments, see security/secret_arguments.py.
+    requires: oldest data format that a worker must know to run the task; older workers park it.
     key: the ordering key that the producer named. tags: words by which people find the task. copy_of: ids of the task
     that it is a fork or an imported copy of, of the task that this one is a copy of, and so on. on_end: whether the act
     that ends it enqueues a clean-up task; then a worker must cancel it. parent: id of the task that has spawned it.
@@ -210,19 +223,18 @@ class Envelope(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", cache_strings="keys")
 
     v: int = FORMAT_VERSION
-    id: Annotated[str, Field(pattern=_TASK_ID)]
+    id: Annotated[str, Field(pattern=TASK_ID_PATTERN)]
     task: Annotated[str, Field(min_length=1, max_length=256)]
     app: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
     secrets: Annotated[tuple[_Mark, ...], Field(max_length=MAX_SECRET_PATHS)] = ()
-    tenant: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     requires: Annotated[int, Field(ge=0, le=_MAX_FORMATS)] = 0
     key: Annotated[str, Field(max_length=MAX_KEY_LENGTH)] | None = None
     tags: Annotated[tuple[_Tag, ...], Field(max_length=MAX_TAGS)] = ()
-    copy_of: tuple[Annotated[str, Field(pattern=_TASK_ID)], ...] = ()
+    copy_of: tuple[Annotated[str, Field(pattern=TASK_ID_PATTERN)], ...] = ()
     on_end: bool = False
-    parent: Annotated[str, Field(pattern=_TASK_ID)] | None = None
+    parent: Annotated[str, Field(pattern=TASK_ID_PATTERN)] | None = None
     depth: Annotated[int, Field(ge=0, le=_MAX_DEPTH)] = 0
     version: Annotated[int, Field(ge=1, le=_MAX_VERSION)] | None = None
     group: bool = False
@@ -232,15 +244,20 @@ class Envelope(BaseModel):
     budgets: tuple[BudgetUse, ...] = ()
 
     @property
+    def tenant(self) -> str | None:
+        """The tenant that the task belongs to, which is a part of its id; None without one."""
+        return tenant_of(self.id)
+
+    @property
     def session(self) -> str:
         """Id of the session that the task is a turn of; empty for another task, whatever its headers say."""
-        is_turn = self.id.startswith(TURN_PREFIX) and _OF_A_TURN.fullmatch(self.id) is None
+        is_turn = is_turn_id(self.id) and _OF_A_TURN.fullmatch(self.id) is None
         return self.headers.get("session", "") if is_turn else ""
 
     @property
     def plain(self) -> bool:
         """Whether it holds only the id, and the names of the task and its app."""
-        special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
+        special = self.headers or self.secrets or self.requires or self.tags or self.copy_of
         special = special or self.on_end or self.parent is not None or self.group or self.unique is not None
         return (
             not (special or self.limits or self.lane is not None or self.budgets)
@@ -260,8 +277,6 @@ class Envelope(BaseModel):
                 fields["options"] = options
         if self.secrets:
             fields["secrets"] = self.secrets
-        if self.tenant:
-            fields["tenant"] = self.tenant
         if self.requires:
             fields["requires"] = self.requires
         if self.key is not None:
@@ -530,6 +545,7 @@ class EnvelopeTemplate:
         *,
         key: str | None = None,
         task_id: str | None = None,
+        tenant: str | None = None,
         reserved: bool = False,
     ) -> TaskMessage:
         """Return the message of one task.
@@ -537,10 +553,15 @@ class EnvelopeTemplate:
         Args:
             secrets: Paths of secrets in the arguments.
             task_id: Id that the caller has chosen.
+            tenant: Tenant that the task belongs to, a part of its id.
             reserved: Whether it is that of a turn of a session.
         """
         own_id = task_id is not None
-        known = new_task_id() if task_id is None else task_id if reserved else check_own_id(task_id)
+        known = new_task_id() if task_id is None else task_id
+        if own_id and not reserved:
+            known = check_own_id(known, tenant)
+        elif tenant is not None:
+            known = with_tenant(tenant, known)
         envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
         names = self._names if key is None and not secrets else None
         if key is not None:
@@ -549,7 +570,7 @@ class EnvelopeTemplate:
             if len(key) > MAX_KEY_LENGTH:
                 raise ValueError(f"key must have at most {MAX_KEY_LENGTH} characters, got {len(key)}")
             envelope = b'%b,"key":%b}' % (envelope[:-1], orjson.dumps(key))
-        key = task_id if key is None else key
+        key = known if key is None and own_id else key
         if secrets:
             envelope = b'%b,"secrets":%b}' % (envelope[:-1], orjson.dumps(secrets))
         return TaskMessage(known, envelope, arguments, None if key is None else spread(key), own_id, names=names)

@@ -28,7 +28,7 @@ from .delivery.due_set import CANCEL_REQUEST
 from .derived_tasks import MAX_HAND_OFFS, confirm_successor
 from .doubts import Decision, Doubt, Resolution, read_doubts, resolve_step
 from .durations import Moment, seconds_until
-from .envelope import DEFAULT_PAYLOAD_LIMIT, check_task_id, is_task_id, readable_envelope
+from .envelope import DEFAULT_PAYLOAD_LIMIT, check_task_id, is_task_id, is_turn_id, readable_envelope
 from .errors import (
     DecryptionError,
     HandOffRefused,
@@ -871,7 +871,7 @@ async def _cancel(
         answer = await gateway.run(_CANCEL, [*keys, *_parked_in(partition, waits.decode(), wakes)], args)
     if answer == b"deferred" and b"join:" in wakes:
         await _cancel_children(gateway, partition, task_id, wakes.decode(), retention)
-    if answer == b"cancelled" and task_id.startswith("turn-"):
+    if answer == b"cancelled" and is_turn_id(task_id):
         await _end_turn(gateway, partition, task_id)
     if answer == b"cancelled" and replacement is None and b'"unique"' in envelope:
         await _free_key(gateway, namespace, task_id, envelope)

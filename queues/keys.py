@@ -235,6 +235,62 @@ def check_name(kind: str, name: object) -> str:
     return name
 
 
+TENANT_MARK: Final = "~"
+"""Character between a tenant and an id. No id of a caller may contain it."""
+
+TENANT_PREFIX: Final = f"(?:{NAME_PATTERN[1:-1]}{TENANT_MARK})?"
+"""Pattern of the tenant in front of an id, if it has one.
+
+The tenant is part of the ids of its tasks and sessions, and of the owners of its memories: `acme~order-17`. So it is
+part of their keys and of the associated data of their encryption, and what is derived from an id has the same tenant.
+"""
+
+_TENANT: Final = re.compile(f"({NAME_PATTERN[1:-1]}){TENANT_MARK}")
+
+
+def check_tenant(tenant: object) -> str:
+    """Return the name of a tenant. Raises `ValueError` with the rule for anything else."""
+    return check_name("tenant", tenant)
+
+
+def tenant_of(name: str) -> str | None:
+    """Return the tenant of a task, session or owner by its id; None without one."""
+    found = _TENANT.match(name) if TENANT_MARK in name else None
+    return None if found is None else found[1]
+
+
+def without_tenant(name: str) -> str:
+    """Return an id without the tenant in front of it."""
+    return name if (tenant := tenant_of(name)) is None else name[len(tenant) + 1 :]
+
+
+def with_tenant(tenant: str | None, name: str) -> str:
+    """Return the id of a tenant. One that is complete stays as it is.
+
+    Raises `ValueError` for an id of another tenant.
+    """
+    if tenant is None:
+        return name
+    own = tenant_of(name)
+    if own not in (None, tenant):
+        raise ValueError(f"id must be of tenant {tenant!r}, got {name!r}")
+    return name if own == tenant else f"{tenant}{TENANT_MARK}{name}"
+
+
+def belongs_to(tenant: str | None, name: str) -> bool:
+    """Return whether a caller of a tenant sees what has this id. A caller without a tenant sees everything."""
+    return tenant is None or tenant_of(name) == tenant
+
+
+def common_tenant(what: str, *tenants: str | None) -> str | None:
+    """Return the tenant that these name; None if none does. Raises `ValueError` if they name several."""
+    named = dict.fromkeys(tenant for tenant in tenants if tenant is not None)
+    if len(named) > 1:
+        first, second, *_ = named
+        raise ValueError(f"{what} must have one tenant, got {first!r} inside tenant {second!r}")
+    return next(iter(named), None)
+
+
 _TYPES: Final = {
     "string": (
         "seen",
@@ -611,12 +667,18 @@ class LimitKeys:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Keys of one deployment. Two namespaces on one Redis share no key."""
+    """Keys of one deployment. Two namespaces on one Redis share no key.
+
+    tenant: whose tasks and sessions a caller sees and makes; None for all, see `TENANT_PREFIX`.
+    """
 
     name: str = "perdure"
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         check_name("namespace", self.name)
+        if self.tenant is not None:
+            check_name("tenant", self.tenant)
 
     def partition(self, queue: str, index: int = 0) -> Partition:
         return Partition(self.name, check_name("queue", queue), index)
@@ -642,8 +704,9 @@ class Namespace:
         return [SessionPartition(self.name, index) for index in range(SESSION_PARTITIONS)]
 
     def token(self, token: str) -> TokenKey:
-        """Return the key of the token of a wait. No queue has the name of its place."""
-        digest = hashlib.blake2b(token.encode(), digest_size=16).hexdigest()
+        """Return the key of the token of a wait, of this tenant. No queue has the name of its place."""
+        named = token if self.tenant is None else f"{self.tenant}\0{token}"
+        digest = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
         place = Partition(self.name, "~tokens", int(digest[:8], 16) % TOKEN_PARTITIONS)
         return TokenKey(f"{{{self.name}:{place.queue}:{place.index}}}:token:{digest}", place, digest)
 

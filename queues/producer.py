@@ -14,6 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from copy import copy
 from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +40,7 @@ from .groups import DEFAULT_GROUP_LIMIT, GroupErrors, GroupItem, check_group, en
 from .handle import DEFAULT_RESULT_TTL, TaskHandle, is_served_here
 from .inbox import Sent
 from .inspection.views import find_task
-from .keys import Namespace, Partition
+from .keys import Namespace, Partition, check_tenant, common_tenant, with_tenant
 from .lanes import Lane, Priority, check_lane
 from .partitions.router import PartitionRouter
 from .pubsub import TaskNotifications
@@ -91,6 +92,7 @@ class Producer:
         redis_url: str | None = None,
         *,
         namespace: str | None = None,
+        tenant: str | None = None,
         address: Address | None = None,
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
         large_limit: int = DEFAULT_LARGE_LIMIT,
@@ -106,6 +108,7 @@ class Producer:
         Args:
             redis_url: Default: PERDURE_REDIS_URL, else the embedded server.
             namespace: Default: PERDURE_NAMESPACE, else `perdure`.
+            tenant: Whose tasks it enqueues and finds. Default: PERDURE_TENANT, else those of all tenants.
             address: In place of a URL.
             payload_limit: Largest size of envelope and arguments of one task in one message, in bytes.
             large_limit: Largest size of arguments that are stored in chunks; 0 for none.
@@ -119,9 +122,11 @@ class Producer:
             requirements: Conditions under which the server is used. Default: PERDURE_ALLOW_EVICTION and
                 PERDURE_REQUIRE_DURABLE.
         """
-        settings = read_settings(ConnectionSettings, {"redis_url": redis_url or None, "namespace": namespace or None})
+        settings = read_settings(
+            ConnectionSettings, {"redis_url": redis_url or None, "namespace": namespace or None, "tenant": tenant}
+        )
         self.address = address or settings.address
-        self.namespace = Namespace(settings.namespace)
+        self.namespace = Namespace(settings.namespace, settings.tenant)
         self.payload_limit, self.large_limit = payload_limit, large_limit
         self.result_ttl = to_seconds(result_ttl, "result_ttl")
         self.gateway = gateway or Gateway(
@@ -151,6 +156,18 @@ class Producer:
         if self._owns_gateway:
             await self.gateway.close()
 
+    def for_tenant(self, tenant: str | None) -> Producer:
+        """Return a producer of one tenant with the connections of this one, which closes them. None returns this one.
+
+        Raises `ValueError` if this producer is one of another tenant.
+        """
+        tenant = common_tenant("a producer", tenant, self.namespace.tenant)
+        if tenant == self.namespace.tenant:
+            return self
+        scoped = copy(self)
+        scoped.namespace, scoped._owns_gateway = Namespace(self.namespace.name, tenant), False
+        return scoped
+
     async def enqueue(
         self,
         task: str,
@@ -161,6 +178,7 @@ class Producer:
         delay: Moment = 0.0,
         key: str | None = None,
         task_id: str | None = None,
+        tenant: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: Duration | None = None,
         max_attempts: int | None = None,
@@ -187,6 +205,7 @@ class Producer:
             key: Tasks of one key are started in the order of their enqueues.
             task_id: An id chosen by the caller makes the call idempotent: a task that is stored already, under the
                 same key, is left alone if it has the same name and arguments.
+            tenant: Tenant that the task belongs to. Default: that of the producer.
             timeout, max_attempts, result_ttl: See `Options`.
             expires: Seconds, a timedelta or a datetime: a task that has not started by then becomes a dead letter
                 `expired`.
@@ -222,6 +241,7 @@ class Producer:
             app=app,
             key=key,
             task_id=task_id,
+            tenant=tenant,
             headers=headers,
             timeout=timeout,
             max_attempts=max_attempts,
@@ -254,6 +274,7 @@ class Producer:
         app: str | None = None,
         key: str | None = None,
         task_id: str | None = None,
+        tenant: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: Duration | None = None,
         max_attempts: int | None = None,
@@ -270,6 +291,7 @@ class Producer:
     ) -> PreparedTask:
         """Check and encode a task, and look it up in the catalog, for `send_one` and `send`. See `enqueue`."""
         lane, listed = check_lane(priority, idle), None
+        tenant = self._tenant(tenant)
         if queue is None:
             listed = await self._listed(task, app)
             lane = lane or listed.lane
@@ -278,7 +300,9 @@ class Producer:
             form = EnvelopeTemplate(task, headers, options, tags, app=app, lane=lane)
         else:
             form = _plain(task, app, lane)
-        message, rule = form.message(*encode_arguments(args or {}), key=key, task_id=task_id), unique_task(task, unique)
+        data, secrets = encode_arguments(args or {})
+        message = form.message(data, secrets, key=key, task_id=task_id, tenant=tenant)
+        rule = unique_task(task, unique)
         if listed is not None:
             listed.check(message.arguments)
             queue, rule, message = listed.queue, listed.unique_task(unique), listed.limited(message, costs)
@@ -286,6 +310,12 @@ class Producer:
             raise ValueError("costs must be without queue, since the catalog says which limits the task has")
         assert queue is not None  # noqa: S101 - it was given, or is that of the catalog
         return PreparedTask(message, queue, rule, _limit(max_depth, when_full, wait_limit, listed))
+
+    def _tenant(self, tenant: str | None) -> str | None:
+        """Return the tenant of a call. Raises `ValueError` for another one than that of the producer."""
+        if tenant is None:
+            return self.namespace.tenant
+        return common_tenant("a call", check_tenant(tenant), self.namespace.tenant)
 
     async def enqueue_many(
         self,
@@ -296,6 +326,7 @@ class Producer:
         app: str | None = None,
         delay: Moment = 0.0,
         key: Key = None,
+        tenant: str | None = None,
         durability: Replicated | None = None,
         unique: Unique | Literal[False] | None = None,
         priority: Priority | None = None,
@@ -306,14 +337,14 @@ class Producer:
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments. All are checked before the first one is sent.
 
-        queue, app, unique, priority, idle, max_depth, when_full, wait_limit: see `enqueue`. If the queue is full, the
-        tasks before that stay stored, and `QueueFull.stored` has their ids.
+        queue, app, tenant, unique, priority, idle, max_depth, when_full, wait_limit: see `enqueue`. If the queue is
+        full, the tasks before that stay stored, and `QueueFull.stored` has their ids.
         """
         listed, rule, lane = None, unique_task(task, unique), check_lane(priority, idle)
         if queue is None:
             listed = await self._listed(task, app)
             queue, rule, lane = listed.queue, listed.unique_task(unique), lane or listed.lane
-        messages = _messages(_plain(task, app, lane), many, key, listed)
+        messages = _messages(_plain(task, app, lane), many, key, listed, self._tenant(tenant))
         limit = _limit(max_depth, when_full, wait_limit, listed)
         return await self.send(messages, queue=queue, delay=delay, durability=durability, unique=rule, limit=limit)
 
@@ -329,6 +360,7 @@ class Producer:
         app: str | None = None,
         key: Key = None,
         task_id: str | None = None,
+        tenant: str | None = None,
         limit: int = DEFAULT_GROUP_LIMIT,
         errors: GroupErrors = "raise",
     ) -> TaskHandle[Any]:
@@ -341,6 +373,7 @@ class Producer:
             arguments: Further arguments of the callback, by name.
             queue, app: See `enqueue`. then_queue: that of the callback.
             task_id: Id that the caller has chosen for the callback.
+            tenant: Tenant of the callback, and so of its tasks. Default: that of the producer.
             limit, errors: See `Task.enqueue_group`.
         """
         listed = limits = callback = None
@@ -362,7 +395,8 @@ class Producer:
         check_group(items, limit, errors)
         form = EnvelopeTemplate(task, app=app, lane=None if listed is None else listed.lane)
         data = encode_group(form, queue, items, limit=limit, errors=errors, arguments=arguments or {})
-        message = EnvelopeTemplate(then, app=app, lane=then_lane, group=True).message(data, task_id=task_id)
+        callback_form = EnvelopeTemplate(then, app=app, lane=then_lane, group=True)
+        message = callback_form.message(data, task_id=task_id, tenant=self._tenant(tenant))
         if callback is not None and (own := callback.task_limits()) is not None:
             message = own.limited(message, arguments=arguments or {})
         return await self.send_one(message, queue=then_queue)
@@ -376,6 +410,7 @@ class Producer:
         app: str | None = None,
         delay: Moment = 0.0,
         key: Key = None,
+        tenant: str | None = None,
         durability: Replicated | None = None,
         unique: Unique | Literal[False] | None = None,
         priority: Priority | None = None,
@@ -386,14 +421,14 @@ class Producer:
     ) -> AsyncIterator[TaskHandle[Any]]:
         """Enqueue one task per set of arguments, in constant memory; yield a handle per stored task.
 
-        If a set of arguments is refused, tasks before it may be stored. queue, app, unique, priority, idle, max_depth,
-        when_full, wait_limit: see `enqueue`.
+        If a set of arguments is refused, tasks before it may be stored. queue, app, tenant, unique, priority, idle,
+        max_depth, when_full, wait_limit: see `enqueue`.
         """
         listed, rule, lane = None, unique_task(task, unique), check_lane(priority, idle)
         if queue is None:
             listed = await self._listed(task, app)
             queue, rule, lane = listed.queue, listed.unique_task(unique), lane or listed.lane
-        messages = _messages(_plain(task, app, lane), many, key, listed)
+        messages = _messages(_plain(task, app, lane), many, key, listed, self._tenant(tenant))
         limit = _limit(max_depth, when_full, wait_limit, listed)
         handles: AsyncGenerator[TaskHandle[Any]] = self.send_stream(
             messages, queue=queue, delay=delay, durability=durability, unique=rule, limit=limit
@@ -582,7 +617,9 @@ class Producer:
     async def find(self, task_id: str, queue: str | None = None) -> TaskHandle[Any] | None:
         """Return the handle of a task by its id; None if no queue of the namespace has it. queue: look only there."""
         partition = await find_task(self.gateway, self.namespace, task_id, queue)
-        return None if partition is None else self._handle(task_id, partition, True, from_json)
+        if partition is None:
+            return None
+        return self._handle(with_tenant(self.namespace.tenant, task_id), partition, True, from_json)
 
     async def send_message(
         self, to: str | TaskHandle[Any], content: Any, *, sender: str = "", message_id: str | None = None
@@ -693,11 +730,12 @@ def _messages(
     many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
     key: Key,
     listed: CatalogTask | None,
+    tenant: str | None,
 ) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
     limits = None if listed is None else listed.task_limits()
 
     def make(args: Mapping[str, Any]) -> TaskMessage:
-        message = form.message(*encode_arguments(args), key=key_of(key, args))
+        message = form.message(*encode_arguments(args), key=key_of(key, args), tenant=tenant)
         if listed is not None:
             listed.check(message.arguments)
         return message if limits is None else limits.limited(message)

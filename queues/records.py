@@ -14,7 +14,7 @@ from .defaults import MAX_SECONDS
 from .envelope import readable_envelope, shown_data
 from .errors import DecryptionError, LargeValueLost, QueueError, Refused, UnreadableRecord
 from .junk import count_of, is_entry_id, shown_bytes
-from .keys import GROUP, Partition, is_reserved
+from .keys import GROUP, Partition, is_reserved, tenant_of
 from .lanes import lane_of
 from .security.encryption import ERROR, NO_CIPHER, PROGRESS, RESULT, TaskCipher, arguments_field, is_encrypted
 from .security.secret_arguments import SecretPaths, mask, read_secret_paths
@@ -145,6 +145,11 @@ class Record:
     returned: int = 0
     cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
+    @property
+    def tenant(self) -> str | None:
+        """The tenant that the task belongs to; None without one."""
+        return tenant_of(self.id)
+
     def shown_arguments(self) -> bytes | None:
         """Return the arguments as JSON with masked secrets, or why they cannot be decrypted."""
         return shown_arguments(self.cipher, self.task, self.args, self.secrets, self.masked)
@@ -205,7 +210,7 @@ class Record:
             shown["progress"] = progress.summary()
         more = {"waits": self.waits, "handed_to": self.handed_to, "unused": self.unused, "key": self.key}
         more |= {"unused_answers": self.unused_answers, "replaced_by": self.replaced_by}
-        more |= {"dropped": self.dropped}
+        more |= {"dropped": self.dropped, "tenant": self.tenant}
         if self.problem is not None:
             shown["problem"] = self.problem
         return shown | {name: value for name, value in (more | {"tags": list(self.tags)}).items() if value}

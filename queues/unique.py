@@ -28,7 +28,7 @@ from .defaults import MAX_SECONDS
 from .durations import Duration, to_seconds
 from .envelope import TaskMessage, is_task_id, plain_data
 from .errors import InvalidUniqueKey, KeyMissing, NotEncrypted, TamperedData
-from .keys import MarkerKey, Namespace
+from .keys import MarkerKey, Namespace, tenant_of
 from .records import Record, State
 from .transport.gateway import Gateway
 from .transport.scripts import queue_script
@@ -156,7 +156,8 @@ class UniqueTask:
         """Return the digest of the key of a message that is not encrypted yet. Raises `InvalidUniqueKey`."""
         secrets = {path[0] for path in orjson.loads(message.envelope).get("secrets", ()) if path}
         key = self.key(from_json(message.arguments), secrets)  # which keeps whole numbers of any size
-        data = json.dumps([queue, self.task, key], sort_keys=True)
+        tenant = tenant_of(message.id)
+        data = json.dumps([queue, self.task, key, *([] if tenant is None else [tenant])], sort_keys=True)
         return hashlib.blake2b(data.encode(), digest_size=16).hexdigest()
 
     def key(self, given: Mapping[str, Any], secrets: set[str]) -> Any:

@@ -69,7 +69,7 @@ from .inbox import ACTING_TASK, acting_sender
 from .inspection.views import find_task
 from .json_form import as_json
 from .junk import count_of
-from .keys import Namespace, Partition, check_name
+from .keys import Namespace, Partition, TokenKey, belongs_to, check_name, tenant_of
 from .records import State
 from .schemas import UnusableSchema, find_problems
 from .transport.gateway import Gateway
@@ -728,13 +728,18 @@ class WaitingTask(NamedTuple):
     waits: Waits
 
 
-async def list_waiting(gateway: Gateway, partitions: Sequence[Partition]) -> AsyncIterator[WaitingTask]:
-    """Yield the tasks with open waits that have not ended, those that have waited longest first, by partition."""
+async def list_waiting(
+    gateway: Gateway, partitions: Sequence[Partition], *, tenant: str | None = None
+) -> AsyncIterator[WaitingTask]:
+    """Yield the tasks with open waits that have not ended, those that have waited longest first, by partition.
+
+    tenant: only tasks of this one; None for all.
+    """
     for partition in partitions:
         start = 0
         while ids := await _indexed(gateway, partition, start):
             start += len(ids)
-            live = [task_id for task_id, state in ids if state not in _ENDED]
+            live = [task_id for task_id, state in ids if state not in _ENDED and belongs_to(tenant, task_id)]
             for task_id in live:
                 waits = await _readable_waits(gateway, partition, task_id)
                 if waits.open:
@@ -765,13 +770,17 @@ class WaitingPage(NamedTuple):
     of: int
 
 
-_CURSOR: Final = re.compile(r"[0-9]{1,16}-.{1,128}", re.ASCII)
+_CURSOR: Final = re.compile(r"[0-9]{1,16}-.{1,200}", re.ASCII)
 
 
 async def page_waiting(
-    gateway: Gateway, partitions: Sequence[Partition], *, limit: int, after: str = ""
+    gateway: Gateway, partitions: Sequence[Partition], *, limit: int, after: str = "", tenant: str | None = None
 ) -> WaitingPage:
-    """Return a page of the tasks with open waits. limit: tasks that are read at most.
+    """Return a page of the tasks with open waits.
+
+    Args:
+        limit: Tasks that are read at most.
+        tenant: Only tasks of this one; None for all. Others are read, and not counted.
 
     Raises:
         ValueError: `after` is not a cursor that this function returned.
@@ -789,11 +798,13 @@ async def page_waiting(
     chosen, tasks = merged[:limit], list[WaitingTask]()
     states = await gateway.pipeline([("HGET", partitions[at].record(name), "state") for _, name, at in chosen])
     for (_, task_id, at), state in zip(chosen, states, strict=True):
-        if state not in _ENDED:
+        if state not in _ENDED and belongs_to(tenant, task_id):
             waits = await _readable_waits(gateway, partitions[at], task_id)
             if waits.open:
                 tasks.append(WaitingTask(partitions[at], task_id, waits))
     following = f"{chosen[-1][0]}-{chosen[-1][1]}" if len(merged) > limit else ""
+    if tenant is not None:  # the number of all tasks is not for a tenant
+        return WaitingPage(tasks, following, len(tasks), len(tasks))
     return WaitingPage(tasks, following, len(chosen), of)
 
 
@@ -862,11 +873,11 @@ async def claim_token(
     """
     own = TokenHolder(partition.queue, partition.index, task_id, wait)
     ttl = _KEPT if timeout_ms is None else max(0, timeout_ms) + _KEPT_AFTER
-    place = Namespace(partition.namespace).token(token)
+    place = Namespace(partition.namespace, tenant_of(task_id)).token(token)
     cipher = gateway.encryptor.of(place.place, place.digest)
     data, read = cipher.encrypt("token", orjson.dumps([*own])), b""
     while (held := await gateway.run(_CLAIM, [place.key], [data, read, ttl])) is not None:
-        holder = _holder(gateway, token, held, partition.namespace)
+        holder = _holder(gateway, place, held)
         if holder is not None and holder != own and await _is_open(gateway, partition.namespace, holder, token):
             return holder
         read = held
@@ -875,17 +886,18 @@ async def claim_token(
 
 async def free_token(gateway: Gateway, partition: Partition, task_id: str, wait: str, token: str) -> None:
     """Free the token of a closed wait, unless another one has taken it over. Idempotent."""
-    key = Namespace(partition.namespace).token(token).key
-    held = await gateway.command("GET", key)
+    place = Namespace(partition.namespace, tenant_of(task_id)).token(token)
+    held = await gateway.command("GET", place.key)
     own = TokenHolder(partition.queue, partition.index, task_id, wait)
-    if held is not None and _holder(gateway, token, held, partition.namespace) == own:
-        await gateway.run(_CLAIM, [key], ["", held, 0])
+    if held is not None and _holder(gateway, place, held) == own:
+        await gateway.run(_CLAIM, [place.key], ["", held, 0])
 
 
 async def find_token(gateway: Gateway, namespace: Namespace, token: str) -> tuple[Partition, TokenHolder] | None:
     """Return the place of the wait with a token, None if no wait has it."""
-    held = await gateway.command("GET", namespace.token(token).key)
-    holder = None if held is None else _holder(gateway, token, held, namespace.name)
+    place = namespace.token(token)
+    held = await gateway.command("GET", place.key)
+    holder = None if held is None else _holder(gateway, place, held)
     if holder is None:
         return None
     partition = await _place(gateway, namespace, holder)
@@ -909,9 +921,8 @@ def check_token(token: object) -> str:
     return token
 
 
-def _holder(gateway: Gateway, token: str, held: bytes, namespace: str) -> TokenHolder | None:
+def _holder(gateway: Gateway, place: TokenKey, held: bytes) -> TokenHolder | None:
     """Decode what a token refers to; None for what no run has written."""
-    place = Namespace(namespace).token(token)
     try:
         fields = plain_data(gateway.encryptor.of(place.place, place.digest).decrypt("token", held))
         queue, index, task_id, wait = fields

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ..queues.envelope import EnvelopeTemplate, check_size
 from ..queues.handle import TaskHandle
+from ..queues.keys import with_tenant
 from ..queues.transport.threadsafe_calls import blocking
 from .agents.agent import Agent, S
 from .agents.state_type import StateType
@@ -20,7 +21,7 @@ from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
 from .durable.sync.session import call_in_loop, in_handler_thread
 from .errors import InvalidArguments, first_problem
 from .middleware import EnqueueCall
-from .task import Task, TaskCall, hooked_message
+from .task import Task, TaskCall, chosen_tenant, hooked_message
 
 T = TypeVar("T")
 
@@ -33,12 +34,34 @@ def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:
 
 
 class AgentTask(Generic[S]):
-    """A registered agent: its class `kind`, the type of its state, and the `task` that workers run."""
+    """A registered agent: its class `kind`, the type of its state, and the `task` that workers run.
 
-    def __init__(self, kind: type[Agent[S]], state_type: StateType[S], task: Task[..., Any]) -> None:
+    tenant: whose goals and sessions its calls make; None for that of the task that makes them, or of the app.
+    """
+
+    def __init__(
+        self, kind: type[Agent[S]], state_type: StateType[S], task: Task[..., Any], tenant: str | None = None
+    ) -> None:
         self.kind = kind
         self.task = task
         self.state_type = state_type
+        self.tenant = tenant
+
+    def options(self, *, tenant: str | None) -> AgentTask[S]:
+        """Return the agent with options for its calls: `await Bot.options(tenant="acme").enqueue("goal")`.
+
+        The same goal of two tenants is two tasks. Raises `InvalidArguments`.
+
+        Args:
+            tenant: tenant that the goal, or the session of `app.session(...)`, belongs to.
+        """
+        known = None if tenant is None else self.task.as_call().with_tenant(tenant).tenant
+        return AgentTask(self.kind, self.state_type, self.task, known)
+
+    @property
+    def own_tenant(self) -> str | None:
+        """The tenant of a call. See `TaskCall.own_tenant`."""
+        return chosen_tenant(self.task, self.tenant)
 
     @property
     def name(self) -> str:
@@ -54,8 +77,9 @@ class AgentTask(Generic[S]):
         return self.task.arguments
 
     def as_call(self) -> TaskCall[..., Any]:
-        """Return the agent's task with the options of a call that has none, for `ctx.spawn`."""
-        return self.task.as_call()
+        """Return the agent's task with the options of its calls, for `ctx.spawn`."""
+        call = self.task.as_call()
+        return call if self.tenant is None else call.with_tenant(self.tenant)
 
     async def enqueue(
         self, /, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any
@@ -88,9 +112,9 @@ class AgentTask(Generic[S]):
         if len(arguments) > producer.payload_limit:
             stored = orjson.dumps(self._stored(arguments))
             check_size("the goal and the inputs, which the state has,", len(stored), producer.payload_limit)
-        task_id = self._id(arguments, key)
+        task_id, tenant = self._id(arguments, key), self.own_tenant
         if (chain := task.app.enqueue_chain) is None:
-            message = task.as_call().limited(task.template.message(arguments, secrets, task_id=task_id))
+            message = task.as_call().limited(task.template.message(arguments, secrets, task_id=task_id, tenant=tenant))
         else:
             call = EnqueueCall(task.name, {"goal": goal, **inputs}, task.queue, {"task_id": task_id}, {})
             message = await hooked_message(
@@ -98,7 +122,7 @@ class AgentTask(Generic[S]):
                 call,
                 lambda: task.as_call().limited(
                     EnvelopeTemplate(task.name, call.headers, app=task.app.name, lane=task.lane).message(
-                        arguments, secrets, task_id=task_id
+                        arguments, secrets, task_id=task_id, tenant=tenant
                     )
                 ),
             )
@@ -115,7 +139,7 @@ class AgentTask(Generic[S]):
             [handle] = await enqueue(None, planned=False)
         else:
             open_handle = partial(producer.handle_at, decode=task.decode)
-            [handle] = await enqueue_once(run, task.name, task_id.encode, enqueue, open_handle, own_ids=True)
+            [handle] = await enqueue_once(run, task.name, message.id.encode, enqueue, open_handle, own_ids=True)
         return handle
 
     def _run(self, call: Callable[[AgentTask[S]], Coroutine[Any, Any, T]], instead: str) -> T:
@@ -133,7 +157,7 @@ class AgentTask(Generic[S]):
     def _id(self, arguments: bytes, key: str | None) -> str:
         if key == "":
             raise InvalidArguments(self.task.name, "key must not be empty; omit it to derive the id from the goal")
-        return goal_id(self.task.name, key, self._stored(arguments))
+        return with_tenant(self.own_tenant, goal_id(self.task.name, key, self._stored(arguments)))
 
     def _stored(self, arguments: bytes) -> dict[str, Any]:
         """Return the arguments that the state of the agent stores."""

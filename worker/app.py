@@ -204,6 +204,11 @@ class App:
         return self._encryptor
 
     @property
+    def tenant(self) -> str | None:
+        """The tenant whose tasks and sessions the app makes and finds; None for those of all tenants."""
+        return self.settings.tenant
+
+    @property
     def producer(self) -> Producer:
         """The producer that enqueues the app's tasks, while the app is open on the running event loop."""
         return self._loops.producer
@@ -294,6 +299,7 @@ class App:
             producer = Producer(
                 address=self.settings.address,
                 namespace=self.settings.namespace,
+                tenant=self.settings.tenant,
                 payload_limit=self.settings.payload_limit,
                 large_limit=self.settings.max_value_size,
                 result_ttl=self.settings.result_ttl,

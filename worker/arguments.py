@@ -29,6 +29,7 @@ CALL_OPTIONS: Final = (
     "queue",
     "key",
     "task_id",
+    "tenant",
     "headers",
     "timeout",
     "max_attempts",

@@ -117,6 +117,11 @@ class TaskInfo:
         return self._run.history.counters.crashes
 
     @property
+    def tenant(self) -> str | None:
+        """The tenant that the task belongs to; None without one."""
+        return self._run.envelope.tenant
+
+    @property
     def version(self) -> int:
         """The version of the task's code with which its first run began: `@app.task(version=2)`; 1 by default."""
         return self._run.version

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..queues.envelope import TURN_PREFIX
+from ..queues.envelope import is_turn_id
 from ..queues.event_log import LogTail
 from ..queues.keys import Namespace, Partition
 from ..queues.transport.gateway import Gateway
@@ -103,7 +103,7 @@ async def begin_budgets(run: Run, task: Task[Any, Any], arguments: Mapping[str, 
 
 def session_task(gateway: Gateway, partition: Partition, task_id: str) -> SessionTask | None:
     """Return the task of a turn of a session; None for the id of any other task."""
-    if not task_id.startswith(TURN_PREFIX):
+    if not is_turn_id(task_id):
         return None
     from ..queues.sessions.turns import SessionTask
 

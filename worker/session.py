@@ -31,6 +31,7 @@ from ..queues.errors import (
 from ..queues.inbox import Sent, check_changes
 from ..queues.inspection.views import checkpoint_fields, find_task
 from ..queues.json_form import encodable
+from ..queues.keys import Namespace
 from ..queues.producer import Producer
 from ..queues.records import Record, State, read_record
 from ..queues.runtime import RUNTIME
@@ -97,7 +98,12 @@ class Session(Generic[S]):
 
     @property
     def _address(self) -> SessionAddress:
-        return SessionAddress.of(self._agent.task.app.producer.namespace, self._agent.name, self.id)
+        return SessionAddress.of(self._namespace, self._agent.name, self.id)
+
+    @property
+    def _namespace(self) -> Namespace:
+        """The namespace of the session's tenant."""
+        return Namespace(self._agent.task.app.producer.namespace.name, self._agent.own_tenant)
 
     async def send(
         self, text: str, *, sender: str = "", message_id: str | None = None, skip_failed: bool = False
@@ -137,7 +143,7 @@ class Session(Generic[S]):
         async def store() -> str:
             turn = await send_to_session(
                 producer.gateway,
-                producer.namespace,
+                self._namespace,
                 self._agent.name,
                 self.id,
                 text,

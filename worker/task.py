@@ -45,7 +45,7 @@ from ..queues.envelope import EnvelopeTemplate, Options, TaskMessage, make_optio
 from ..queues.errors import ConfigurationError
 from ..queues.groups import GroupErrors, GroupItem, check_group, encode_group
 from ..queues.handle import TaskHandle
-from ..queues.keys import Partition
+from ..queues.keys import Partition, check_tenant, tenant_of
 from ..queues.lanes import IDLE, Lane, Priority, check_lane
 from ..queues.producer import Key, Producer, batched, key_of, map_items
 from ..queues.security.secret_arguments import SecretPaths
@@ -188,6 +188,9 @@ class TaskOwner(Protocol):
 
     @property
     def max_depths(self) -> Mapping[str, MaxDepth]: ...
+
+    @property
+    def tenant(self) -> str | None: ...
 
     @property
     def outbox(self) -> TaskOutbox | None: ...
@@ -361,6 +364,7 @@ class Task(Generic[P, R]):
         queue: str | None = None,
         key: Key = None,
         task_id: TaskIds = None,
+        tenant: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: Duration | None = None,
         max_attempts: int | None = None,
@@ -389,6 +393,8 @@ class Task(Generic[P, R]):
             task_id: the caller's id for the task, which makes enqueuing idempotent: the call may be repeated with the
                 same arguments; `TaskExists` if the task that has the id differs. For `enqueue_many` and
                 `enqueue_stream`, a list of ids or a function of the arguments.
+            tenant: tenant that the task belongs to. Default: that of the task whose handler enqueues it, else that of
+                the app.
             headers: text for the handler and for middleware, `ctx.headers`.
             timeout, max_attempts, result_ttl: in place of the task's.
             expires: seconds from now on, a timedelta or a datetime: a task that no worker has started by then becomes a
@@ -423,6 +429,8 @@ class Task(Generic[P, R]):
                 self.name, headers, wish, tags, app=self.app.name, on_end=cleanup, lane=lane or self.lane
             )
         call = TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags, lane=lane)
+        if tenant is not None:
+            call = call.with_tenant(tenant)
         if costs:
             call = replace(call, costs=self._checked_costs(costs))
         if (max_depth, when_full, wait_limit) != (None, None, None):
@@ -478,6 +486,15 @@ class TaskCall(Generic[P, R]):
     """The lane of the call; None for that of the task."""
     max_depth: MaxDepth | Literal[False] | None = None
     """The limit of the call, False for none; None for that of the task."""
+    tenant: str | None = None
+    """The tenant of the call; None for that of the task that enqueues it, or of the app."""
+
+    def with_tenant(self, tenant: str) -> TaskCall[P, R]:
+        """Return the call for a tenant. Raises `InvalidArguments`."""
+        try:
+            return replace(self, tenant=check_tenant(tenant))
+        except ValueError as error:
+            raise InvalidArguments(self.task.name, str(error)) from None
 
     def with_unique(self, unique: Unique | Literal[False]) -> TaskCall[P, R]:
         """Return the call with a rule for unique tasks, False for none. Raises `InvalidArguments`."""
@@ -539,7 +556,10 @@ class TaskCall(Generic[P, R]):
             )
         merged = {**headers, **(self.headers or {})}
         fields = {**inherited, "version": self.task.version}
-        return replace(self, template=self._form(merged, fields), headers=merged, inherited=fields)
+        parent = tenant_of(str(inherited["parent"]))
+        if self.tenant not in (None, parent):
+            raise SpawnRefused(f"could not spawn task {self.task.name!r}: {_other_tenant(self.tenant, parent)}")
+        return replace(self, template=self._form(merged, fields), headers=merged, inherited=fields, tenant=parent)
 
     def encode_child(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ChildArguments:
         """Return the arguments of a child. Raises `InvalidArguments`."""
@@ -552,7 +572,8 @@ class TaskCall(Generic[P, R]):
         """Return the message of a child."""
         if (chain := self.task.app.enqueue_chain) is not None:
             return await self._hooked(chain, child.args, child.kwargs, child.key, task_id)
-        return self.limited(self.template.message(child.data, child.secrets, key=child.key, task_id=task_id))
+        message = self.template.message(child.data, child.secrets, key=child.key, task_id=task_id, tenant=self.tenant)
+        return self.limited(message)
 
     def _form(self, headers: Mapping[str, str] | None, inherited: Mapping[str, Any]) -> EnvelopeTemplate:
         cleanup = self.task.on_end is not None
@@ -657,10 +678,10 @@ class TaskCall(Generic[P, R]):
             raise ValueError("task_id and key of the callback of a group must be texts")
         if self.unique:
             raise ValueError("the callback of a group cannot have the option unique")
-        form = self._form(self.headers, {"group": True})
+        form, tenant = self._form(self.headers, {"group": True}), self.own_tenant
 
         async def enqueue(ids: Ids | None, *, planned: bool) -> Sequence[TaskHandle[R]]:
-            message = form.message(data, key=key, task_id=own if ids is None else ids(0))
+            message = form.message(data, key=key, task_id=own if ids is None else ids(0), tenant=tenant)
             message = self.limited(message, arguments)
             send = self.task.app.producer.send_one
             same = _always if planned else None
@@ -709,7 +730,8 @@ class TaskCall(Generic[P, R]):
         if (chain := self.task.app.enqueue_chain) is not None:
             return await self._hooked(chain, args, kwargs, key, task_id)
         arguments, secrets = self.task.arguments.encode_call(args, kwargs)
-        return self.limited(self.template.message(arguments, secrets, key=key, task_id=task_id))
+        tenant = self.own_tenant
+        return self.limited(self.template.message(arguments, secrets, key=key, task_id=task_id, tenant=tenant))
 
     def call_text(self, arguments: Iterable[bytes]) -> bytes:
         """Return what tells a call in a handler from others of the same task."""
@@ -831,12 +853,12 @@ class TaskCall(Generic[P, R]):
         form, encode, key, limits = self.template, self.task.arguments.encode_call, self.key, self.task.limits
         if (chain := self.task.app.enqueue_chain) is not None:
             return self._all_hooked(chain, many, ids)
-        numbers = count()
+        numbers, tenant = count(), self.own_tenant
 
         def build(item: Mapping[str, Any]) -> TaskMessage:
             args = self._checked(item)
             task_id = None if ids is None else ids(next(numbers), args)
-            message = form.message(*encode((), args), key=key_of(key, args), task_id=task_id)
+            message = form.message(*encode((), args), key=key_of(key, args), task_id=task_id, tenant=tenant)
             return message if limits is None else limits.limited(message, self.costs)
 
         return map_items(build, many)
@@ -868,8 +890,8 @@ class TaskCall(Generic[P, R]):
         self, chain: Chain, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None, task_id: str | None
     ) -> TaskMessage:
         """Build one message within the enqueue hooks, which may add headers."""
-        task, limits = self.task, self.limits
-        options: dict[str, Any] = {"key": key, "task_id": task_id, "durability": self.durability}
+        task, limits, tenant = self.task, self.limits, self.own_tenant
+        options: dict[str, Any] = {"key": key, "task_id": task_id, "tenant": self.tenant, "durability": self.durability}
         options |= {"delay": seconds_until(self.delay, "delay") or None, "tags": self.tags or None}
         options |= {
             "costs": self.costs,
@@ -892,14 +914,35 @@ class TaskCall(Generic[P, R]):
             template = self.template
             if call.headers:
                 template = self._form(call.headers, self.inherited)
-            return self.limited(template.message(arguments, secrets, key=key, task_id=task_id))
+            return self.limited(template.message(arguments, secrets, key=key, task_id=task_id, tenant=tenant))
 
         return await hooked_message(chain, call, build)
+
+    @property
+    def own_tenant(self) -> str | None:
+        """The tenant of the call, else that of the task whose handler makes it, else that of the app.
+
+        Raises `InvalidArguments` for another tenant than that of the task or the app.
+        """
+        return chosen_tenant(self.task, self.tenant)
 
     @property
     def own_queue(self) -> str:
         """The queue of the call, else that of the task."""
         return self.queue or self.task.queue
+
+
+def chosen_tenant(task: Task[..., Any], tenant: str | None) -> str | None:
+    """Return the tenant of a call. See `TaskCall.own_tenant`."""
+    run, apps = enqueuing_run(), task.app.tenant
+    around = apps if run is None else run.envelope.tenant or apps
+    if tenant is not None and around not in (None, tenant):
+        raise InvalidArguments(task.name, _other_tenant(tenant, around))
+    return tenant or around
+
+
+def _other_tenant(tenant: str | None, around: str | None) -> str:
+    return f"tenant must be that of the task that enqueues it, {around!r}, got {tenant!r}"
 
 
 async def hooked_message(chain: Chain, call: EnqueueCall, build: Callable[[], TaskMessage]) -> TaskMessage:

@@ -20,7 +20,7 @@ import orjson
 from ..envelope import is_task_id
 from ..errors import DecryptionError, LargeValueLost, Refused
 from ..junk import set_aside, split
-from ..keys import Namespace, Partition
+from ..keys import Namespace, Partition, belongs_to
 from ..records import Record, State, read_tasks
 from ..transport.gateway import Gateway
 from ..transport.scripts import queue_script
@@ -34,6 +34,9 @@ _TRIM = queue_script("trim_timeline")
 
 _CHUNK: Final = 200
 """Ids that are read at once."""
+
+_TENANT_CHUNK: Final = 2_000
+"""Ids that are read at once where those of other tenants are passed over."""
 
 _MAX_READ: Final = 5_000
 """Records that one page reads at most, so that a filter that matches little does bounded work."""
@@ -134,6 +137,8 @@ async def count_tasks(gateway: Gateway, namespace: Namespace, queue: str | None 
 async def has_expired(gateway: Gateway, namespace: Namespace, task_id: str, queue: str | None = None) -> bool:
     """Return whether a task without a record was there: the timeline has its id until the janitor removes it."""
     partitions = await queue_partitions(gateway, namespace, queue)
+    if not belongs_to(namespace.tenant, task_id):
+        return False
     scores = await gateway.pipeline_each([("ZSCORE", partition.timeline, task_id) for partition in partitions])
     return any(isinstance(score, bytes) for score in scores)
 
@@ -181,7 +186,7 @@ async def _page_running(
         matching = [
             record
             for record in await read_running(gateway, partitions, chunk)
-            if wanted.matches(record) and wanted.is_of_time(record)
+            if wanted.matches(record) and wanted.is_of_time(record) and belongs_to(namespace.tenant, record.id)
         ]
         found += await _with_arguments(gateway, namespace, wanted, matching, unreadable)
         read += len(chunk)
@@ -224,6 +229,7 @@ class _Reader:
     since: int | None
     until: int | None
     last: _Position | None
+    tenant: str | None = None
     positions: deque[_Position] = field(default_factory=deque)
     more: bool = True
 
@@ -232,8 +238,11 @@ class _Reader:
         return self.positions[0]
 
     async def load(self) -> None:
-        """Read the next page if this one is used up. More tasks of one millisecond than a page make it longer."""
-        size = _CHUNK
+        """Read the next page if this one is used up. More tasks of one millisecond than a page make it longer.
+
+        Ids of other tenants are passed over: their records are not read.
+        """
+        size = _CHUNK if self.tenant is None else _TENANT_CHUNK
         while self.more and not self.positions:
             limits: list[int] = [
                 one for one in (self.until, None if self.last is None else self.last.at) if one is not None
@@ -246,11 +255,13 @@ class _Reader:
                 _Position(_time(score), task_id.decode("utf-8", "replace"), self.partition.queue, self.partition.index)
                 for task_id, score in zip(flat[::2], flat[1::2], strict=True)
             ]
-            self.positions.extend(one for one in read if self.last is None or one < self.last)
+            new = [one for one in read if self.last is None or one < self.last]
+            self.positions.extend(one for one in new if belongs_to(self.tenant, one.id))
             self.more = len(read) == size
-            size *= 2
-        if self.positions:
-            self.last = self.positions[-1]
+            if new:
+                self.last = new[-1]
+            else:
+                size *= 2
 
 
 def _time(score: bytes) -> int:
@@ -261,7 +272,7 @@ def _time(score: bytes) -> int:
 async def _reader(
     gateway: Gateway, namespace: Namespace, partition: Partition, wanted: TaskFilter, after: _Position | None
 ) -> _Reader:
-    reader = _Reader(gateway, partition, wanted.since, wanted.until, after)
+    reader = _Reader(gateway, partition, wanted.since, wanted.until, after, namespace.tenant)
     counts = await gateway.pipeline_each(
         [("ZCARD", partition.timeline), ("XLEN", partition.ready), ("ZCARD", partition.due)]
     )

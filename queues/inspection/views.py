@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..envelope import check_task_id
 from ..errors import Refused
-from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
+from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey, belongs_to, with_tenant
 from ..lanes import Lane, lane_of, lane_rank
 from ..partitions.resharding import load_routes, read_routes
 from ..partitions.route import Route
@@ -128,16 +128,22 @@ def _partitions(namespace: Namespace, routes: Mapping[str, Route], queue: str | 
 
 
 async def find_task(gateway: Gateway, namespace: Namespace, task_id: str, queue: str | None = None) -> Partition | None:
-    """Return the partition of a task, None if no queue has it. Raises `ValueError` for an invalid id."""
+    """Return the partition of a task, None if no queue has it. See `find_tasks`."""
     return next(iter(await find_tasks(gateway, namespace, task_id, queue)), None)
 
 
 async def find_tasks(gateway: Gateway, namespace: Namespace, task_id: str, queue: str | None = None) -> list[Partition]:
     """Return the partitions that have a task of this id, one for each queue that has one, or only that of one queue.
 
+    An id without a tenant is one of the namespace's. No queue has a task of another tenant.
+
     Raises `ValueError` for an invalid id.
     """
     check_task_id(task_id)
+    try:
+        task_id = with_tenant(namespace.tenant, task_id)
+    except ValueError:  # of another tenant
+        return []
     candidates = await queue_partitions(gateway, namespace, queue)
     found = await gateway.pipeline([("EXISTS", candidate.record(task_id)) for candidate in candidates])
     return [candidate for candidate, exists in zip(candidates, found, strict=True) if exists]
@@ -323,7 +329,8 @@ async def list_tasks(
     for pattern, only, node in scans:
         async for keys in _scan(gateway, pattern, node):
             for where, ids in _by_partition({one.record(""): one for one in only}, keys).items():
-                for record in await read_tasks(gateway, where, ids):
+                own = [task_id for task_id in ids if belongs_to(namespace.tenant, task_id)]
+                for record in await read_tasks(gateway, where, own):
                     if record is not None and (not states or record.state in states) and task in (None, record.task):
                         yield record
 

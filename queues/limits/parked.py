@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from ..envelope import TASK_ID_PATTERN
 from ..keys import Namespace, Partition, is_name
 from ..transport.gateway import Gateway
 from ..transport.scripts import queue_script
@@ -15,7 +16,7 @@ _WAKE: Final = queue_script("wake_for_limit")
 _ATTENDED: Final = 2
 """Reply for a task that was woken, and whose partition has a worker."""
 
-_WAITER: Final = re.compile(r"([^/]+)/([0-9]{1,9})/task:([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
+_WAITER: Final = re.compile(f"([^/]+)/([0-9]{{1,9}})/task:({TASK_ID_PATTERN[1:-1]})")
 
 
 def parked_waiter(partition: Partition, task_id: str) -> str:

@@ -14,7 +14,17 @@ import orjson
 from ..envelope import plain_data
 from ..errors import DecryptionError, Refused, SessionNotFound, UnreadableRecord
 from ..junk import count_of, split
-from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
+from ..keys import (
+    SESSION_PARTITIONS,
+    TENANT_PREFIX,
+    Namespace,
+    Partition,
+    SessionPartition,
+    belongs_to,
+    tenant_of,
+    with_tenant,
+    without_tenant,
+)
 from ..lanes import NORMAL, Lane, read_lane
 from ..records import UNPROVEN, number_of
 from ..security.encryption import MESSAGE, NO_CIPHER, TaskCipher
@@ -26,8 +36,8 @@ from ..wording import iso_time
 _MAX_LENGTH: Final = 256
 """Most characters of a session id."""
 
-_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
-_TURN: Final = re.compile(r"turn-([0-9a-f]{32})-([0-9]{1,16})\.([0-9]{1,15})(?:\.h[0-9]+)?")
+_DIGEST: Final = re.compile(f"{TENANT_PREFIX}[0-9a-f]{{32}}")
+_TURN: Final = re.compile(f"({TENANT_PREFIX})turn-([0-9a-f]{{32}})-([0-9]{{1,16}})\\.([0-9]{{1,15}})(?:\\.h[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,8 @@ class TurnId:
     number: int
 
     def __str__(self) -> str:
-        return f"turn-{self.digest}-{self.born}.{self.number}"
+        known = f"turn-{without_tenant(self.digest)}-{self.born}.{self.number}"
+        return with_tenant(tenant_of(self.digest), known)
 
 
 def check_session_id(session_id: str) -> str:
@@ -59,26 +70,27 @@ def is_digest(text: str) -> bool:
 def parse_turn_id(task_id: str) -> TurnId | None:
     """Return the turn whose task, or successor of a task, has this id; None for the id of another task."""
     found = _TURN.fullmatch(task_id)
-    return None if found is None else TurnId(found[1], found[2], int(found[3]))
+    return None if found is None else TurnId(found[1] + found[2], found[3], int(found[4]))
 
 
 @dataclass(frozen=True, slots=True)
 class SessionAddress:
-    """Keys of a session, by the digest of the name of its agent and its id."""
+    """Keys of a session, by the digest of the name of its agent and its id, with the tenant in front."""
 
     partition: SessionPartition
     digest: str
 
     @classmethod
     def of(cls, namespace: Namespace, agent: str, session_id: str) -> SessionAddress:
-        """Return the address of a session. Raises `ValueError` for an invalid id."""
-        digest = hashlib.sha256(orjson.dumps([agent, check_session_id(session_id)])).hexdigest()[:32]
-        return cls.at(namespace, digest)
+        """Return the address of a session of the namespace's tenant. Raises `ValueError` for an invalid id."""
+        known = with_tenant(namespace.tenant, check_session_id(session_id))
+        digest = hashlib.sha256(orjson.dumps([agent, known])).hexdigest()[:32]
+        return cls.at(namespace, with_tenant(tenant_of(known), digest))
 
     @classmethod
     def at(cls, namespace: Namespace, digest: str) -> SessionAddress:
         """Return the address of a session by its digest."""
-        return cls(SessionPartition(namespace.name, int(digest[:4], 16) % SESSION_PARTITIONS), digest)
+        return cls(SessionPartition(namespace.name, int(without_tenant(digest)[:4], 16) % SESSION_PARTITIONS), digest)
 
     @property
     def session(self) -> str:
@@ -110,7 +122,7 @@ _WAITING: Final = 1001
 _STATES: Final = 20
 """States that are read at once."""
 
-_CURSOR: Final = re.compile(r"[0-9]{1,16}-[0-9a-f]{32}")
+_CURSOR: Final = re.compile(f"[0-9]{{1,16}}-{_DIGEST.pattern}")
 
 # Kinds of encrypted data, each with a number: data cannot be decrypted in the place of another number. A turn has the
 # number of its message.
@@ -342,6 +354,11 @@ class SessionRecord:
         return self.failed if self.failed is None else _marked(self.cipher, self.failed)
 
     @property
+    def tenant(self) -> str | None:
+        """The tenant that the session belongs to; None without one."""
+        return tenant_of(self.address.digest)
+
+    @property
     def name(self) -> str:
         return f"{self.id!r} of agent {self.agent!r}"
 
@@ -375,6 +392,8 @@ class SessionRecord:
             "last_at": iso_time(self.at),
             "state_bytes": self.state_bytes,
         }
+        if self.tenant is not None:
+            shown["tenant"] = self.tenant
         if self.turn > self.ended:
             shown["task"] = self.task_id(self.turn)
         if self.failed is not None:
@@ -648,8 +667,8 @@ async def list_sessions(
             for one in heapq.merge(*listed)
             if (not latest or one > (-int(latest), after)) and (floor is None or one <= floor)
         ]
-        chosen = merged[: max(limit - len(found), 1) if not agent else _PAGE]
-        known = [digest for _, digest in chosen if is_digest(digest)]
+        chosen = merged[: max(limit - len(found), 1) if not agent and namespace.tenant is None else _PAGE]
+        known = [digest for _, digest in chosen if is_digest(digest) and belongs_to(namespace.tenant, digest)]
         addresses = {digest: SessionAddress.at(namespace, digest) for digest in known}
         replies = await gateway.pipeline_each([("HMGET", one.session, *_FIELDS) for one in addresses.values()])
         sizes = await gateway.pipeline_each([("HSTRLEN", one.session, "state") for one in addresses.values()])
@@ -657,7 +676,7 @@ async def list_sessions(
         for score, digest in chosen:
             before = f"{-score}-{digest}"
             if digest not in read:
-                continue  # what another program wrote; the session sweeper sets it aside
+                continue  # of another tenant; or what another program wrote, which the session sweeper sets aside
             record = _listed(addresses[digest], gateway, *read[digest])
             if record is not None and agent in ("", record.agent):
                 found.append(record)

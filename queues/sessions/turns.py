@@ -47,7 +47,7 @@ from ..errors import (
 from ..inspection.views import find_task
 from ..json_form import as_json, encodable
 from ..junk import count_of, report_once, set_aside, split
-from ..keys import Namespace, Partition, check_name
+from ..keys import Namespace, Partition, check_name, with_tenant
 from ..lanes import NORMAL, Lane
 from ..partitions.router import PartitionRouter
 from ..records import Record, State, read_record
@@ -154,6 +154,7 @@ async def send_to_session(
     if sender.startswith("~"):
         raise ValueError(f"sender must not start with '~', got {sender!r}")
     address = SessionAddress.of(namespace, agent, session_id)
+    session_id = with_tenant(namespace.tenant, session_id)
     fields: dict[str, object] = {"sender": sender, "content": encodable(text)}
     fields |= {"headers": dict(headers)} if headers else {}
     fields |= {} if lane == NORMAL else {"lane": lane}

@@ -344,9 +344,20 @@ PLACEHOLDERS = {
     "ring": "RING",
     "schedule": "SCHEDULE",
 }
-NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
+NO_KEYS = {
+    "name",
+    "namespace",
+    "tenant",
+    "queue",
+    "index",
+    "partition",
+    "task_id",
+    "task_keys",
+    "run_keys",
+    "worker_channel",
+}
 NO_KEYS |= {"session_partition", "session_partitions", "shared_keys", "token", "unique", "limits", "lane"}
-NO_KEYS |= {"ledger", "ledger_index", "pause_place", "pause_channel"}
+NO_KEYS |= {"tenant", "ledger", "ledger_index", "pause_place", "pause_channel"}
 NO_KEYS |= {"store", "schedule_place", "schedule_channel", "job_place"}
 NO_KEYS_OF_LIMITS: Final = {"namespace", "place", "of_uses"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""

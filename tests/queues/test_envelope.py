@@ -42,7 +42,6 @@ ENVELOPES = st.builds(
     headers=st.dictionaries(TEXT, TEXT, max_size=5),
     options=OPTIONS,
     secrets=st.lists(st.lists(TEXT, max_size=3).map(tuple), max_size=3).map(tuple),
-    tenant=st.none() | TEXT.filter(lambda text: 0 < len(text) <= 128),
     requires=st.integers(0, 10**6),
     key=st.none() | TEXT.filter(lambda text: len(text) <= MAX_KEY_LENGTH),
     tags=st.lists(TEXT.filter(lambda text: 0 < len(text) <= MAX_TAG_LENGTH), max_size=3).map(tuple),

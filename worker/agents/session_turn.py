@@ -101,7 +101,7 @@ class SessionTurn(Generic[S]):
     @classmethod
     def of(cls, run: Run, agent: Agent[S], state_type: StateType[S]) -> SessionTurn[S] | None:
         """Return the turn of a run; None for a task that is not a turn of a session."""
-        turn = parse_turn_id(run.id) if run.id.startswith("turn-") else None
+        turn = parse_turn_id(run.id)
         return None if turn is None else cls(run, turn, agent, state_type)
 
     async def begin(self) -> Carried[S] | None:

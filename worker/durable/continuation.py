@@ -124,7 +124,6 @@ async def _continue(
     kept: dict[str, Any] = {
         "app": _app(run, to),
         "headers": own.headers,
-        "tenant": own.tenant,
         "requires": own.requires,
         "tags": own.tags,
         "on_end": own.on_end if name == own.task else getattr(to, "on_end", None) is not None,

@@ -13,7 +13,7 @@ from ...queues.derived_tasks import read_task_input
 from ...queues.envelope import Envelope, TaskMessage
 from ...queues.errors import TaskNotFound
 from ...queues.inspection.views import find_task
-from ...queues.keys import Namespace
+from ...queues.keys import Namespace, with_tenant
 from ...queues.records import State, read_record
 from ...queues.security.secret_arguments import mask
 from ...queues.transport.backoff import retry_while_unavailable
@@ -60,9 +60,12 @@ async def read_ended_task(run: Run, task_id: str, options: StepOptions) -> Ended
 
 
 async def _read(run: Run, task_id: str) -> EndedTask:
-    namespace = Namespace(run.delivery.partition.namespace)
+    namespace = Namespace(run.delivery.partition.namespace, run.envelope.tenant)
     partition = await find_task(run.gateway, namespace, task_id)
-    record = None if partition is None else await read_record(run.gateway, partition, task_id)
+    record = None
+    if partition is not None:
+        task_id = with_tenant(namespace.tenant, task_id)
+        record = await read_record(run.gateway, partition, task_id)
     if partition is None or record is None:
         raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r} on {run.gateway.address.shown}")
     given = await read_task_input(run.gateway, partition, task_id)
@@ -90,7 +93,6 @@ def cleanup_message(run: Run, task: Any) -> TaskMessage:
         task=task.name,
         app=task.app.name,
         headers=own.headers,
-        tenant=own.tenant,
         tags=own.tags,
         secrets=secrets,
         on_end=task.on_end is not None,

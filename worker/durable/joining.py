@@ -50,7 +50,7 @@ from ...queues.joins import (
     read_outcomes,
     watch_task,
 )
-from ...queues.keys import Namespace, Partition
+from ...queues.keys import Namespace, Partition, with_tenant
 from ...queues.transport.backoff import retry_while_unavailable
 from ..errors import ChildFailed, InvalidArguments, SpawnRefused
 from ..log import log_wait, logger
@@ -716,7 +716,7 @@ def _inherited(run: Run, task: str) -> tuple[dict[str, str], dict[str, Any]]:
     budgets = own.budgets if run.spending is None else run.spending.uses
     # only the parent hands off, with its own arguments: it does so when a child of it was buried for its budget
     budgets = tuple(use._replace(then="bury", to=None) if use.then == "hand_off" else use for use in budgets)
-    fields = {"parent": run.id, "depth": own.depth + 1, "tenant": own.tenant, "budgets": budgets}
+    fields = {"parent": run.id, "depth": own.depth + 1, "budgets": budgets}
     return headers, fields
 
 
@@ -739,7 +739,7 @@ async def _planned(run: Run, key: str, digest: str, items: str = "") -> _Plan:
     """
     former = _plan_of(run, key)
     if former is None or former.items != items:
-        plan = _Plan(new_task_id(), items=items)
+        plan = _Plan(with_tenant(run.envelope.tenant, new_task_id()), items=items)
         await _save(run, key, {"h": digest, "id": plan.id, "of": run.id, "items": items})
         if former is not None:
             await _close(run, former.group)

@@ -23,7 +23,7 @@ from ...queues.handle import TaskHandle
 from ...queues.inbox import MAX_MESSAGES, InboxMessage, Sent, last_message, read_inbox, send_message
 from ...queues.inspection.views import find_task
 from ...queues.json_form import encodable
-from ...queues.keys import Namespace
+from ...queues.keys import Namespace, with_tenant
 from ...queues.records import State
 from ..errors import StepDefinitionError, StepMismatch
 from ..log import FirstOfEach, logger
@@ -435,14 +435,14 @@ async def send(
         await run.boundary()
     run.step_began(key)
     try:
-        namespace = Namespace(run.delivery.partition.namespace)
+        namespace = Namespace(run.delivery.partition.namespace, run.envelope.tenant)
         partition = await find_task(run.gateway, namespace, task_id)
         if partition is None:
             raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r} on {run.gateway.address.shown}")
         sent = await send_message(
             run.gateway,
             partition,
-            task_id,
+            with_tenant(run.envelope.tenant, task_id),
             content,
             sender=run.id,
             message_id=f"{run.id}:{message}",

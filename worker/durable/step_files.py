@@ -10,13 +10,14 @@ from typing import Annotated, Final, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...queues.delivery.checkpoint import Entry
+from ...queues.keys import TENANT_PREFIX
 from ...queues.transport.value_store import Sha256
 from ..errors import RunStopped
 
 FOLDER_PREFIX: Final = "perdure-workspaces-"
 
 
-_TURN: Final = re.compile(r"(turn-[0-9a-f]{32}-[0-9]+)\.[0-9]+")
+_TURN: Final = re.compile(TENANT_PREFIX + r"(turn-[0-9a-f]{32}-[0-9]+)\.[0-9]+")
 
 
 def folder_name(task_id: str) -> str:

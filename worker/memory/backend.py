@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import anyio
 
+from ...queues.keys import TENANT_MARK
 from ..errors import EmbedderMismatch
 from .embedders import Vector
 from .memory import Memory, MemoryLink, Relation, linked, merged
@@ -41,12 +42,16 @@ KEY_LIFETIME: Final = 90 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Filter of memories: any of these owners, types and subjects, all of these tags. None matches all."""
+    """Filter of memories: any of these owners, types and subjects, all of these tags. None matches all.
+
+    tenant: only those whose owner is one of this tenant.
+    """
 
     owners: tuple[str, ...] | None = None
     types: tuple[str, ...] | None = None
     tags: tuple[str, ...] = ()
     subjects: tuple[str, ...] | None = None
+    tenant: str | None = None
 
     @classmethod
     def of(
@@ -55,8 +60,9 @@ class Where:
         type: str | Collection[str] | None = None,
         tags: Collection[str] = (),
         subject: str | Collection[str] | None = None,
+        tenant: str | None = None,
     ) -> Where:
-        return cls(_several(owner), _several(type), tuple(tags), _several(subject))
+        return cls(_several(owner), _several(type), tuple(tags), _several(subject), tenant)
 
 
 def _several(names: str | Collection[str] | None) -> tuple[str, ...] | None:
@@ -511,6 +517,10 @@ class SqlBackend(ABC):
         if where.tags:
             parts.append(self._dialect.has_tags)
             values.append(self._dialect.array(where.tags))
+        if where.tenant is not None:
+            first = f"{where.tenant}{TENANT_MARK}"
+            parts.append("substr(memories.owner, 1, ?) = ?")
+            values += [len(first), first]
         return " AND ".join(parts), values
 
     @_reads

@@ -60,7 +60,8 @@ class HybridStore:
     """Store of long-term memories. Open it before use (`async with store:`).
 
     In the filters `owner`, `type` and `subject`, None matches all and several values match any of them; all `tags` must
-    be present. The subject "" has the agents' own memories, which belong to no profile.
+    be present. The subject "" has the agents' own memories, which belong to no profile. With `tenant` only the
+    memories of owners of this tenant match.
     """
 
     def __init__(
@@ -128,13 +129,17 @@ class HybridStore:
             stored += await self._backend.restore(rows)
         return stored
 
-    async def touch(self, ids: Sequence[str], *, owner: Names = None, key: str | None = None) -> int:
+    async def touch(
+        self, ids: Sequence[str], *, owner: Names = None, tenant: str | None = None, key: str | None = None
+    ) -> int:
         """Count a use of these memories, so that they stay strong for longer. Return how many of them exist."""
-        return await self._backend.touch(ids, Where.of(owner), self._clock(), key)
+        return await self._backend.touch(ids, Where.of(owner, tenant=tenant), self._clock(), key)
 
-    async def forget(self, ids: Sequence[str], *, owner: Names = None, key: str | None = None) -> int:
+    async def forget(
+        self, ids: Sequence[str], *, owner: Names = None, tenant: str | None = None, key: str | None = None
+    ) -> int:
         """Remove memories permanently. Return how many existed. key: a repeated call with it returns the same."""
-        return await self._backend.forget(ids, Where.of(owner), self._clock(), key)
+        return await self._backend.forget(ids, Where.of(owner, tenant=tenant), self._clock(), key)
 
     # reading
 
@@ -143,6 +148,7 @@ class HybridStore:
         query: str,
         *,
         owner: Names = None,
+        tenant: str | None = None,
         type: Names = None,
         tags: Collection[str] = (),
         subject: Names = "",
@@ -166,7 +172,7 @@ class HybridStore:
         if limit < 1 or not query.strip():
             return []
         query = query[:MAX_TEXT_LENGTH]
-        where, depth = Where.of(owner, type, tags, subject), max(_LEAST_DEPTH, _DEPTH * limit)
+        where, depth = Where.of(owner, type, tags, subject, tenant), max(_LEAST_DEPTH, _DEPTH * limit)
         asked = content_words(query)
         worded = await self._backend.by_words(asked, where, depth) if asked else []
         near = await self._near(query, where, depth, floor)
@@ -211,13 +217,15 @@ class HybridStore:
         known = await self._backend.get(sorted(wanted))
         return with_notes(found, {name: one for name, one in known.items() if one.importance > 0})
 
-    async def profile(self, subject: str, *, owner: Names = None, limit: int = 50) -> builtins.list[FoundMemory]:
+    async def profile(
+        self, subject: str, *, owner: Names = None, tenant: str | None = None, limit: int = 50
+    ) -> builtins.list[FoundMemory]:
         """Return the memories about a subject, the most important first.
 
         The order depends on neither time nor use, so that a prompt that starts with them stays the same until one is
         added, changed or removed.
         """
-        memories = [one async for one in self.export(owner=owner, subject=subject) if one.importance > 0]
+        memories = [one async for one in self.export(owner=owner, tenant=tenant, subject=subject) if one.importance > 0]
         memories.sort(key=lambda one: (-one.importance, one.created, one.id))
         return (await self._with_notes([FoundMemory(memory=one, score=one.importance) for one in memories]))[:limit]
 
@@ -230,29 +238,42 @@ class HybridStore:
         self,
         *,
         owner: Names = None,
+        tenant: str | None = None,
         type: Names = None,
         tags: Collection[str] = (),
         subject: Names = None,
         limit: int = 50,
     ) -> builtins.list[Memory]:
         """Return memories, the newest first."""
-        page = await self._backend.page(Where.of(owner, type, tags, subject), limit, newest=True)
+        page = await self._backend.page(Where.of(owner, type, tags, subject, tenant), limit, newest=True)
         return [memory for _, memory in page]
 
     async def export(
-        self, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), subject: Names = None
+        self,
+        *,
+        owner: Names = None,
+        tenant: str | None = None,
+        type: Names = None,
+        tags: Collection[str] = (),
+        subject: Names = None,
     ) -> AsyncIterator[Memory]:
         """Yield all memories, in the order in which they were stored."""
-        where, after = Where.of(owner, type, tags, subject), 0
+        where, after = Where.of(owner, type, tags, subject, tenant), 0
         while page := await self._backend.page(where, _PAGE, after=after):
             after = page[-1][0]
             for _, memory in page:
                 yield memory
 
     async def count(
-        self, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), subject: Names = None
+        self,
+        *,
+        owner: Names = None,
+        tenant: str | None = None,
+        type: Names = None,
+        tags: Collection[str] = (),
+        subject: Names = None,
     ) -> int:
-        return await self._backend.count(Where.of(owner, type, tags, subject))
+        return await self._backend.count(Where.of(owner, type, tags, subject, tenant))
 
     # maintenance
 
@@ -261,6 +282,7 @@ class HybridStore:
         policy: Policy,
         *,
         owner: Names = None,
+        tenant: str | None = None,
         type: Names = None,
         tags: Collection[str] = (),
         subject: Names = None,
@@ -268,7 +290,7 @@ class HybridStore:
     ) -> builtins.list[str]:
         """Remove memories by a policy; return their ids, the weakest first. dry_run: remove nothing."""
         pruning = Pruning(policy, self._clock())
-        async for memory in self.export(owner=owner, type=type, tags=tags, subject=subject):
+        async for memory in self.export(owner=owner, tenant=tenant, type=type, tags=tags, subject=subject):
             pruning.add(memory)
         gone = pruning.plan()
         if not dry_run:

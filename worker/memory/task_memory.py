@@ -14,6 +14,7 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.errors import ConfigurationError, NotOpen
+from ...queues.keys import TENANT_MARK
 from ..durable.journal.event_redaction import redacted
 from ..durable.run import Run
 from ..durable.steps.current import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step
@@ -52,8 +53,8 @@ class TaskMemory:
 
     @property
     def owner(self) -> str:
-        """Name of the agent or task that owns the memories."""
-        return self._run.envelope.task
+        """Name of the agent or task that owns the memories, with the tenant in front if the task has one."""
+        return owner_of(self._run)
 
     async def add(
         self,
@@ -99,7 +100,7 @@ class TaskMemory:
         Args:
             subject: Search the profile of this subject; "" for the agent's own memories, None for both.
             floor: Similarity from which memories match by meaning; None for the embedder's own.
-            everyone: Search the memories of all owners.
+            everyone: Search the memories of all owners; of a task with a tenant, all of this tenant.
             touch: Count the results as used, so that they stay strong.
         """
         types = type if type is None or isinstance(type, str) else sorted(type)
@@ -158,28 +159,31 @@ class TaskMemory:
     ) -> list[FoundMemory]:
         key = self._next_key() if touch else None
         store = await self.store()
-        owner = None if everyone else self.owner
         found = await store.search(
-            query, owner=owner, type=types, tags=tags, subject=subjects, limit=limit, floor=floor
+            query, **self._owners(everyone), type=types, tags=tags, subject=subjects, limit=limit, floor=floor
         )
         if key is not None and found:
-            await store.touch([one.memory.id for one in found], key=key)
+            await store.touch([one.memory.id for one in found], key=key, **self._owners(everyone))
         await cite_memories(self._run, found)
         return found
 
     async def _profile(self, subject: str, limit: int, everyone: bool) -> list[FoundMemory]:
-        found = await (await self.store()).profile(subject, owner=None if everyone else self.owner, limit=limit)
+        found = await (await self.store()).profile(subject, **self._owners(everyone), limit=limit)
         await cite_memories(self._run, found)
         return found
 
     async def _touch(self, ids: list[str]) -> int:
         key = self._next_key()
         await cite_memories(self._run, ids)
-        return await (await self.store()).touch(ids, key=key)
+        return await (await self.store()).touch(ids, key=key, **self._owners(everyone=True))
 
     async def _forget(self, ids: list[str]) -> int:
         key = self._next_key()
         return await (await self.store()).forget(ids, owner=self.owner, key=key)
+
+    def _owners(self, everyone: bool) -> dict[str, Any]:
+        """Return the filter of the memories that this task reaches: its own, or those of all owners of its tenant."""
+        return {"tenant": self._run.envelope.tenant} if everyone else {"owner": self.owner}
 
     def _next_key(self) -> str:
         """Return the idempotency key of a write.
@@ -189,6 +193,12 @@ class TaskMemory:
         step = current_step()
         step.remembered += 1
         return _key(self._run, step.key, step.remembered)
+
+
+def owner_of(run: Run, name: str | None = None) -> str:
+    """Return the owner of what a run stores: its task's name, or another one, of the run's tenant."""
+    tenant, known = run.envelope.tenant, run.envelope.task if name is None else name
+    return known if tenant is None else f"{tenant}{TENANT_MARK}{known}"
 
 
 def _source(run: Run) -> str:
@@ -263,7 +273,7 @@ async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
             if run.redact is not None:
                 memory = redacted(memory, run.redact)
             key = _key(run, "remember", number)
-            stored.append(await (await store.get()).add(memory, owner=run.envelope.task, key=key))
+            stored.append(await (await store.get()).add(memory, owner=owner_of(run), key=key))
             run.touch()
     finally:
         await cite_memories(run, stored)  # at once: the record of the end is written with it

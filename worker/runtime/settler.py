@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -24,7 +23,7 @@ from ...queues.delivery.settlement import (
     reschedule,
     succeed,
 )
-from ...queues.envelope import TaskMessage
+from ...queues.envelope import TaskMessage, is_task_id
 from ...queues.errors import EntriesLost, UnreadableEnvelope
 from ...queues.runtime import RUNTIME
 from ...queues.security.redaction import Redaction
@@ -55,8 +54,6 @@ from .outcome import (
     ends_attempt,
 )
 from .shared_settings import SharedSettings
-
-_TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _KEPT_FOR_CLEANUP: Final = 7 * 86_400.0
 """Seconds for which the record of a task is kept at least, if a clean-up task is to read it."""
@@ -309,4 +306,4 @@ def _named_id(data: bytes) -> str | None:
         found = orjson.loads(data)["id"]
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return None
-    return found if isinstance(found, str) and _TASK_ID.fullmatch(found) else None
+    return found if isinstance(found, str) and is_task_id(found) else None

@@ -20,7 +20,7 @@ from ...queues.ended_tasks import OUTCOME_FIELDS, SEALED_FIELDS, Outcome, store_
 from ...queues.envelope import Envelope, TaskMessage, check_own_id, check_task_id, copied_envelope, new_task_id
 from ...queues.errors import PerdureError
 from ...queues.handle import TaskHandle
-from ...queues.keys import DATA_FORMAT, SNAPSHOT, check_name
+from ...queues.keys import DATA_FORMAT, SNAPSHOT, belongs_to, check_name, tenant_of, with_tenant
 from ...queues.producer import Producer
 from ...queues.records import State
 from ...queues.sessions.record import parse_turn_id
@@ -181,7 +181,7 @@ async def import_task(
 
     Args:
         file: Is read several times.
-        new_id: Id of the task here; the same as on the other deployment if omitted.
+        new_id: Id of the task here, which has the tenant of the other one; the same id if omitted.
         memories: Opens the store for the memories of the file, before the task is stored. Known ones, by id or by text,
             stay as they are. Without it the memories are not stored.
         retention: Seconds for which a dead letter is kept. Another ended task is kept for the result TTL.
@@ -192,7 +192,10 @@ async def import_task(
     """
     content = await anyio.to_thread.run_sync(_read, file, store.limit)
     header = content.header
-    task_id, queue = new_id or header.id, header.queue
+    queue, tenant = header.queue, tenant_of(header.id)
+    if not belongs_to(producer.namespace.tenant, header.id) or tenant_of(new_id or header.id) not in (None, tenant):
+        raise TransferError(f"task {header.id} must keep its tenant: import it as a task of {tenant or 'no tenant'}")
+    task_id = with_tenant(tenant, new_id or header.id)
     if parse_turn_id(task_id) is not None:
         raise TransferError(f"task {task_id} is a turn of a session: give the imported task another id with --id")
     envelope = copied_envelope(header.envelope, task_id)
@@ -419,7 +422,7 @@ def _header(line: dict[str, Any]) -> _Header:
     if header.state not in (_ENDED if header.ended else _LIVE):
         raise ValueError(f"ended: a task that is {header.state} must not have the value {str(header.ended).lower()}")
     if not header.ended:
-        check_own_id(header.id)
+        check_own_id(header.id, tenant_of(header.id))
     try:
         envelope = Envelope.decode(orjson.dumps(header.envelope))
     except ValueError as error:

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar,
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from ...queues.envelope import TASK_ID_PATTERN
 from ...queues.errors import PerdureError
 from ...queues.handle import TaskHandle
 from ...queues.inspection.timeline import has_expired
@@ -74,8 +75,7 @@ def _checked(what: str) -> AfterValidator:
     return AfterValidator(lambda text: check_name(what, text))
 
 
-TASK_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-TaskIdText = Annotated[str, Field(pattern=TASK_ID, description="Id of the task.")]
+TaskIdText = Annotated[str, Field(pattern=TASK_ID_PATTERN, description="Id of the task.")]
 QueueText = Annotated[str, _checked("queue"), Field(description="Name of a queue.")]
 TaskNameText = Annotated[str, Field(min_length=1, max_length=256, description="Name of a task in the catalog.")]
 

@@ -20,7 +20,7 @@ from ...durable.journal.quoting import quoted_line, quoted_name
 from ...durable.run import Run
 from ...log import logger
 from ...memory.memory import RELATIONS
-from ...memory.task_memory import cite_memories, memory_store
+from ...memory.task_memory import cite_memories, memory_store, owner_of
 from ..journal.state import AgentState
 
 BACKGROUND: Final = "#background"
@@ -104,7 +104,7 @@ def session_profile(run: Run, state: AgentState) -> Callable[[Context], Awaitabl
     known = {one.fact for one in state.discoveries}
 
     async def profile(ctx: Context) -> Sequence[Any]:
-        found = await (await store.get()).profile(session, owner=[run.envelope.task, ""])
+        found = await (await store.get()).profile(session, owner=[owner_of(run), owner_of(run, "")])
         return [one for one in found if one.memory.text not in known]
 
     return profile
@@ -145,7 +145,7 @@ async def _search(run: Run, memory: SearchesMemory | Recall | bool, query: str, 
         store = memory_store(run)
         if store is None or not store.exists():
             return ()
-        return await (await store.get()).search(query, owner=run.envelope.task, limit=limit)
+        return await (await store.get()).search(query, owner=owner_of(run), limit=limit)
     return await (memory(query, limit) if callable(memory) else memory.search(query, limit=limit))
 
 

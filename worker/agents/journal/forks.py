@@ -21,7 +21,7 @@ from ....queues.errors import TaskNotFound
 from ....queues.event_log import TaskEvent, read_last_events, walk_events
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import checkpoint_fields
-from ....queues.keys import SNAPSHOT, Partition
+from ....queues.keys import SNAPSHOT, Partition, tenant_of, with_tenant
 from ....queues.producer import Producer
 from ....queues.security.secret_arguments import ANY
 from ....queues.transport.large_results import recorded_results
@@ -90,8 +90,8 @@ async def fork(
 ) -> Fork:
     """Enqueue a new task that continues from a point in another task's past. The source is not changed.
 
-    The fork has the task name, arguments and headers of its source. An agent starts with the state at that point; a
-    function starts with the steps that were recorded by then and runs the others.
+    The fork has the task name, arguments, headers and tenant of its source. An agent starts with the state at that
+    point; a function starts with the steps that were recorded by then and runs the others.
 
     Args:
         queue: Queue of the source, if several have its id.
@@ -104,11 +104,12 @@ async def fork(
     Raises:
         TaskNotFound, TaskExists, BadHistory, BadEdit, DecryptionError, PayloadTooLarge
     """
-    new_id = new_task_id() if new_id is None else check_own_id(new_id)
+    own_id = None if new_id is None else check_own_id(new_id, tenant_of(task_id) or producer.namespace.tenant)
     handle = await producer.find(task_id, queue)
     if handle is None:
         raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}")
-    gateway, partition = producer.gateway, handle.partition
+    gateway, partition, task_id = producer.gateway, handle.partition, handle.id
+    new_id = with_tenant(tenant_of(task_id), own_id or new_task_id())
     origin = await read_task_input(gateway, partition, task_id)
     known = await _as_of(producer, partition, task_id, at, lenient=lenient)
     secret = {mark[0] if mark else ANY for mark in origin.envelope.secrets}

@@ -20,6 +20,7 @@ from pydantic_core import from_json
 
 from ....queues.argument_conditions import ArgumentCondition
 from ....queues.durations import FutureTime, PointInTime, parse_duration
+from ....queues.envelope import is_task_id
 from ....queues.errors import PayloadTooLarge
 from ....queues.keys import check_name
 from ....queues.private_files import replaced_file
@@ -46,12 +47,9 @@ def parser(read: Callable[P, R]) -> Callable[P, R]:
     return parsed
 
 
-_TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
 @parser
 def read_task_id(text: str) -> str:
-    if not _TASK_ID.fullmatch(text):
+    if not is_task_id(text):
         raise ValueError(f"must be a task id: at most 128 letters, digits, '.', '_' and '-'; got {text!r}")
     return text
 

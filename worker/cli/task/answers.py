@@ -127,7 +127,7 @@ async def waiting(
         empty = f"task {task_id} waits for no answer"
     else:
         partitions = await known_partitions(producer, queue)
-        async for found in list_waiting(producer.gateway, partitions):
+        async for found in list_waiting(producer.gateway, partitions, tenant=producer.namespace.tenant):
             rows += _rows(found.task_id, found.partition.queue, Waits(found.waits.open, {}))
         rows.sort(key=lambda row: 0 if row.wait is None else row.wait.opened)
         empty = "no task waits for an answer"

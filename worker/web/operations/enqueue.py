@@ -16,13 +16,13 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field, SecretStr
 
 from ....queues.defaults import MAX_SECONDS
-from ....queues.envelope import MAX_KEY_LENGTH, MAX_TAG_LENGTH, MAX_TAGS
+from ....queues.envelope import MAX_KEY_LENGTH, MAX_TAG_LENGTH, MAX_TAGS, TASK_ID_PATTERN
 from ....queues.errors import PerdureError, QueueFull, TaskExists, TaskNotFound
 from ....queues.handle import TaskHandle
 from ....queues.lanes import Priority
 from ....queues.producer import PreparedTask
 from ....queues.security.secret_arguments import DEEPEST
-from ..operation import ENQUEUED_BY, TASK_ID, Call, Inputs, ResultModel, TaskNameText, header_input, operation
+from ..operation import ENQUEUED_BY, Call, Inputs, ResultModel, TaskNameText, header_input, operation
 from ..problems import Problem, ProblemError, ProblemView, problem_of, refused_as
 from ..users import Role
 
@@ -60,7 +60,7 @@ class TaskInputs(Inputs):
         max_length=64,
         description="App whose workers run the task, if several have one of this name.",
     )
-    task_id: Annotated[str, Field(pattern=TASK_ID)] | None = Field(
+    task_id: Annotated[str, Field(pattern=TASK_ID_PATTERN)] | None = Field(
         None,
         description="Id of the task. A task that is stored under it already, with the same name and arguments, is left "
         "as it is.",

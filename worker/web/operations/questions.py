@@ -162,7 +162,9 @@ async def list_questions(call: Call, given: ListQuestions) -> QuestionPage:
         return QuestionPage(items=items, next=None, read=1, of=1)
     partitions = await known_partitions(call, given.queue)
     try:
-        page = await page_waiting(gateway, partitions, limit=given.limit, after=given.cursor or "")
+        page = await page_waiting(
+            gateway, partitions, limit=given.limit, after=given.cursor or "", tenant=namespace.tenant
+        )
     except ValueError as error:
         raise Problem(422, "invalid-input", str(error)) from None
     items = [
