@@ -17,7 +17,7 @@ import orjson
 from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelope
 from ..queues.errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
 from ..queues.junk import is_entry_id, split
-from ..queues.keys import Partition
+from ..queues.keys import Partition, belongs_to
 from ..queues.records import opened_evidence, shown_arguments
 from ..queues.security.encryption import NO_CIPHER, TaskCipher, is_encrypted
 from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_paths
@@ -160,6 +160,7 @@ class Filter:
         key: The ordering key of the task.
         tags: All of them.
         where: Conditions on the arguments, all of them. They are read apart from the letter.
+        tenant: Only those of tasks of this tenant.
     """
 
     reason: Reason | None = None
@@ -173,10 +174,11 @@ class Filter:
     search: str | None = None
     group: str | None = None
     where: tuple[ArgumentCondition, ...] = ()
+    tenant: str | None = None
 
     def form(self) -> dict[str, Any]:
         """Return the filter as JSON data, for `parse`."""
-        names = ("task", "since", "until", "error", "key", "app", "search", "group")
+        names = ("task", "since", "until", "error", "key", "app", "search", "group", "tenant")
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.reason is not None:
             found["reason"] = str(self.reason)
@@ -204,7 +206,8 @@ class Filter:
         """Return whether a letter matches, apart from its arguments."""
         key, tags = (letter.envelope.key, letter.envelope.tags) if letter.envelope else (None, ())
         return (
-            (self.reason is None or letter.reason == self.reason)
+            belongs_to(self.tenant, letter.id)
+            and (self.reason is None or letter.reason == self.reason)
             and self.task in (None, letter.task)
             and self.app in (None, letter.app)
             and (self.since is None or letter.died_at >= self.since)

@@ -282,6 +282,11 @@ def belongs_to(tenant: str | None, name: str) -> bool:
     return tenant is None or tenant_of(name) == tenant
 
 
+def owner_of_tenant(tenant: str | None, name: str) -> str:
+    """Return the owner of the memories of an agent of a tenant, whatever the name of the agent has."""
+    return name if tenant is None else f"{tenant}{TENANT_MARK}{name}"
+
+
 def common_tenant(what: str, *tenants: str | None) -> str | None:
     """Return the tenant that these name; None if none does. Raises `ValueError` if they name several."""
     named = dict.fromkeys(tenant for tenant in tenants if tenant is not None)

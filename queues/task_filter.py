@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from .argument_conditions import ArgumentCondition, all_match
 from .errors import DecryptionError, LargeValueLost
-from .keys import Partition
+from .keys import Partition, belongs_to
 from .records import Record, State
 from .security.secret_arguments import ANY, SecretPaths
 from .transport.gateway import Gateway
@@ -29,6 +29,7 @@ class TaskFilter:
         tags: All of them.
         headers: All of them, with these values.
         where: Conditions on the arguments, all of them. They are read apart from the record: see `arguments_problem`.
+        tenant: Only tasks of this tenant.
     """
 
     states: Collection[State] = ()
@@ -41,11 +42,13 @@ class TaskFilter:
     app: str | None = None
     where: Sequence[ArgumentCondition] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    tenant: str | None = None
 
     def matches(self, record: Record) -> bool:
         """Return whether a record matches, apart from its time and its arguments."""
         return (
-            (not self.states or record.state in self.states)
+            belongs_to(self.tenant, record.id)
+            and (not self.states or record.state in self.states)
             and self.task in (None, record.task)
             and self.app in (None, record.app)
             and self.key in (None, record.key)
@@ -63,7 +66,7 @@ class TaskFilter:
         """Return the filter as JSON data, for `parse`."""
         found: dict[str, Any] = {
             name: value
-            for name in ("task", "since", "until", "error", "key", "app")
+            for name in ("task", "since", "until", "error", "key", "app", "tenant")
             if (value := getattr(self, name)) is not None
         }
         if self.states:

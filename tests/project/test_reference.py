@@ -216,6 +216,7 @@ def test_a_limit_of_the_page_is_that_of_the_code(row: str) -> None:
 SHARED = {
     "[CONNECTION]": {"--redis-url", "--namespace", "--data-dir"},
     "[MEMORY]": {"--memory", "--data-dir"},
+    "[TENANT]": {"--tenant"},
 }
 
 

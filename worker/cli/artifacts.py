@@ -22,7 +22,7 @@ from ..settings import load_settings
 from ..shown_task import damaged_links, describe_link
 from ..workspace.shared_workspace import shared_hashes
 from ..workspace.task_workspace import workspace_hashes
-from .support.connection import ConnectionOptions, TaskOptions, connected, where
+from .support.connection import ConnectionOptions, TaskOptions, TenantOptions, connected, where
 from .support.errors import Failed, Misuse
 from .support.options import DryRun, in_duration
 from .support.output import AsJson, Bar, CleanStdout, Column, note
@@ -35,7 +35,7 @@ STDOUT: Final = "-"
 
 @command
 async def artifact(
-    place: ConnectionOptions,
+    place: TenantOptions,
     task: TaskOptions,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Name of the artifact. Default: list all.")

@@ -26,7 +26,7 @@ from ...queues.producer import Producer
 from ...queues.wording import short
 from ..defined_secrets import mask_defined
 from ..recorded_answers import recorded_answers
-from .support.connection import connected, known_partitions, redis_now, where
+from .support.connection import connected_as_tenant, known_partitions, redis_now, where
 from .support.errors import Failed, Misuse, misuse_of
 from .support.jobs import JobOptions, public_conditions, run_as_job
 from .support.options import (
@@ -120,6 +120,7 @@ class LetterOptions(OptionGroup):
             search=self.search,
             group=self.group,
             where=await public_conditions(producer, self.where, self.task),
+            tenant=producer.namespace.tenant,
         )
 
 
@@ -138,7 +139,7 @@ async def select(producer: Producer, wanted: LetterOptions, ids: Sequence[str], 
     during a replay is not replayed twice.
     """
     matching = await wanted.filter(producer)
-    if ids and (every or wanted.queue is not None or matching != Filter()):
+    if ids and (every or wanted.queue is not None or matching != Filter(tenant=matching.tenant)):
         raise Misuse("give either IDs, or --all with options that limit it, such as --queue, --reason and --task")
     if not ids and not every:
         raise Misuse("give IDs, or --all, which options such as --queue, --reason and --task can limit")
@@ -176,7 +177,7 @@ def dlq() -> None:
 
 
 @app.command("list")
-@connected
+@connected_as_tenant
 async def list_(
     producer: Producer,
     wanted: LetterOptions,
@@ -209,7 +210,7 @@ async def _shown(producer: Producer, wanted: LetterOptions) -> AsyncIterator[Dea
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def groups(
     producer: Producer,
     wanted: LetterOptions,
@@ -262,7 +263,7 @@ _COLUMNS: Final[Sequence[Column[DeadLetter]]] = (
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def show(producer: Producer, task_id: TaskId) -> Output:
     """Show a dead letter: its reason, error, arguments and recorded steps.
 
@@ -321,7 +322,7 @@ All = Annotated[bool, typer.Option("--all", help="Select all dead letters that m
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def replay(
     producer: Producer,
     wanted: LetterOptions,
@@ -448,7 +449,7 @@ def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def purge(
     producer: Producer,
     wanted: LetterOptions,
@@ -502,7 +503,7 @@ def _outcome(letter: DeadLetter, what: str) -> Output:
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def export(producer: Producer, wanted: LetterOptions, *, output: OutputFile = None) -> None:
     """Write dead letters as JSON lines, the oldest first.
 

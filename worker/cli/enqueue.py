@@ -42,7 +42,7 @@ from ...queues.security.secret_arguments import SecretPaths, names_beside, path_
 from ...queues.transport.replication import Replicated
 from ...queues.unique import UniqueTask
 from ...queues.wording import iso_time
-from .support.connection import connected, redis_now, seconds_of_delay, warn_unserved
+from .support.connection import connected_as_tenant, redis_now, seconds_of_delay, warn_unserved
 from .support.errors import Misuse, misuse_of
 from .support.options import (
     check_lines,
@@ -91,6 +91,7 @@ class Defaults:
     batch: str | None = None
     now: float = 0.0
     only_queue: bool = False
+    tenant: str | None = None
 
     def limit(self, published: MaxDepth | None) -> MaxDepth | None:
         """Return the limit of a queue's depth. published: that of the catalog. Raises `ValueError`."""
@@ -202,7 +203,8 @@ def make_message(
     if expires is not None:
         options = options.model_copy(update={"expires": _deadline("expires", expires, defaults.now)})
     form = EnvelopeTemplate(task, headers, options, given, app=app, lane=lane)
-    message = form.message(finite_json(args, "args"), defaults.secrets, key=key, task_id=task_id)
+    data = finite_json(args, "args")
+    message = form.message(data, defaults.secrets, key=key, task_id=task_id, tenant=defaults.tenant)
     message.check(defaults.payload_limit, defaults.large_limit)
     return message
 
@@ -303,7 +305,7 @@ class Full(StrEnum):
     WAIT = "wait"
 
 
-@connected
+@connected_as_tenant
 async def enqueue(
     producer: Producer,
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="Name of the task.")] = None,
@@ -457,6 +459,7 @@ async def enqueue(
         wait_limit=wait_limit,
         batch=batch,
         now=now,
+        tenant=producer.namespace.tenant,
     )
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:

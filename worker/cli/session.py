@@ -24,7 +24,7 @@ from ...queues.sessions.record import (
 from ...queues.sessions.removal import forget_session
 from ..agents.journal.history import CannotCorrect, corrected
 from ..session import TurnHandle, correct_session, send_by_catalog, session_content, stored_state
-from .support.connection import connected, warn_unserved, where
+from .support.connection import connected_as_tenant, warn_unserved, where
 from .support.errors import Failed, Misuse, misuse_of
 from .support.options import (
     Assured,
@@ -57,7 +57,7 @@ def session() -> None:
 
 
 @app.command("list")
-@connected
+@connected_as_tenant
 async def list_(
     producer: Producer,
     *,
@@ -129,7 +129,7 @@ def _address(producer: Producer, agent: str, session_id: str) -> SessionAddress:
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def show(producer: Producer, agent: AgentName, session_id: SessionId) -> Output:
     """Show a session: status, turns, and the state that its last turn left.
 
@@ -154,7 +154,7 @@ def _waiting(correction: Mapping[str, Any]) -> StderrText:
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def send(
     producer: Producer,
     agent: AgentName,
@@ -225,7 +225,7 @@ def _inputs(text: str | None) -> dict[str, Any] | None:
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def correct(
     producer: Producer,
     agent: AgentName,
@@ -266,7 +266,7 @@ async def correct(
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def export(producer: Producer, agent: AgentName, session_id: SessionId, *, output: OutputFile = None) -> None:
     """Print a session as JSON lines: first record and state, then its messages in order.
 
@@ -283,7 +283,7 @@ async def export(producer: Producer, agent: AgentName, session_id: SessionId, *,
 
 
 @app.command()
-@connected
+@connected_as_tenant
 async def forget(
     producer: Producer,
     agent: AgentName,

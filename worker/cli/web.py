@@ -21,6 +21,7 @@ from ..web.extra import check_packages
 from .support.app_loader import load_app
 from .support.connection import ConnectionOptions
 from .support.errors import Failed, Misuse
+from .support.options import read_tenant
 from .support.runner import Output, command
 
 if TYPE_CHECKING:
@@ -194,6 +195,15 @@ def token(
             show_default=False,
         ),
     ],
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            "--tenant",
+            metavar="NAME",
+            parser=read_tenant,
+            help="Tenant whose tasks and sessions the user sees and makes. Default: those of all tenants.",
+        ),
+    ] = None,
     tokens: TokensFile = None,
 ) -> Output:
     """Make a token, print it once, and add its hash to the token file.
@@ -212,7 +222,7 @@ def token(
     if unknown := sorted(set(role) - set(Role)):
         raise Misuse(f"--role must be one of {', '.join(Role)}, got {unknown[0]!r}")
     try:
-        made = add_token(tokens, name, [Role(given) for given in role])
+        made = add_token(tokens, name, [Role(given) for given in role], tenant)
     except ConfigurationError as error:
         raise Failed(str(error)) from None
     said = f"added {name} to {tokens}; the token is shown only now"

@@ -26,6 +26,7 @@ from ..log import logger
 from ..web.answer_page import answer_routes
 from ..web.binding import parse_form, read_bytes
 from ..web.guards import PageHeaders, check_host, check_origin
+from ..web.operation import check_scope
 from ..web.problems import Problem, invalid, problem_of
 from ..web.router import load_operations
 from ..web.service import Service
@@ -182,6 +183,10 @@ class _Site:
         if not made.user.may(*known.roles):
             wanted = " or ".join(known.roles)
             raise Problem(403, "role-needed", f"user {made.user.name!r} must have the role {wanted} for this page")
+        if made.call.producer.namespace.tenant is not None:
+            if known.path == "/":  # the overview is about the whole deployment
+                return RedirectResponse(made.url("tasks"), 303)
+            check_scope(made.call, known.path, f"open {known.title!r}")
         if known.changes and not self.actions:
             raise Problem(
                 403, "read-only", "this dashboard is read-only: start it with --actions to let users change anything"

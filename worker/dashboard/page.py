@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from ...queues.errors import ConfigurationError
-from ..web.operation import Call
+from ..web.operation import Call, knows_tenants
 from ..web.problems import ProblemError, message_of
 from ..web.users import Role, User
 from .rendering import render
@@ -226,7 +226,8 @@ class PageRequest:
     def may(self, name: str) -> bool:
         """Return whether the user can open a page; of an action, whether it can be taken."""
         known = PAGES[name]
-        return (self.actions or not known.changes) and self.user.may(*known.roles)
+        scoped = self.call.producer.namespace.tenant is not None and not knows_tenants(known.path)
+        return not scoped and (self.actions or not known.changes) and self.user.may(*known.roles)
 
     @property
     def navigation(self) -> list[tuple[str, str, bool]]:

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import anyio
 
-from ...queues.keys import TENANT_MARK
+from ...queues.keys import owner_of_tenant
 from ..errors import EmbedderMismatch
 from .embedders import Vector
 from .memory import Memory, MemoryLink, Relation, linked, merged
@@ -518,7 +518,7 @@ class SqlBackend(ABC):
             parts.append(self._dialect.has_tags)
             values.append(self._dialect.array(where.tags))
         if where.tenant is not None:
-            first = f"{where.tenant}{TENANT_MARK}"
+            first = owner_of_tenant(where.tenant, "")
             parts.append("substr(memories.owner, 1, ?) = ?")
             values += [len(first), first]
         return " AND ".join(parts), values

@@ -18,6 +18,7 @@ from typing import Final, Literal, Self
 from uuid_utils import uuid7
 
 from ...queues.errors import ConfigurationError
+from ...queues.keys import belongs_to
 from ..errors import MemoryStoreUnavailable
 from .backend import EmbedderIdentity, Near, SqlBackend, Where
 from .embedders import Embedder, Vector, embed
@@ -229,10 +230,10 @@ class HybridStore:
         memories.sort(key=lambda one: (-one.importance, one.created, one.id))
         return (await self._with_notes([FoundMemory(memory=one, score=one.importance) for one in memories]))[:limit]
 
-    async def get(self, ids: Sequence[str]) -> builtins.list[Memory]:
+    async def get(self, ids: Sequence[str], *, tenant: str | None = None) -> builtins.list[Memory]:
         """Return the memories that exist, in the order of the ids."""
         there = await self._backend.get(ids)
-        return [there[one] for one in dict.fromkeys(ids) if one in there]
+        return [there[one] for one in dict.fromkeys(ids) if one in there and belongs_to(tenant, there[one].owner)]
 
     async def list(
         self,

@@ -14,7 +14,7 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.errors import ConfigurationError, NotOpen
-from ...queues.keys import TENANT_MARK
+from ...queues.keys import owner_of_tenant
 from ..durable.journal.event_redaction import redacted
 from ..durable.run import Run
 from ..durable.steps.current import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step
@@ -197,8 +197,7 @@ class TaskMemory:
 
 def owner_of(run: Run, name: str | None = None) -> str:
     """Return the owner of what a run stores: its task's name, or another one, of the run's tenant."""
-    tenant, known = run.envelope.tenant, run.envelope.task if name is None else name
-    return known if tenant is None else f"{tenant}{TENANT_MARK}{known}"
+    return owner_of_tenant(run.envelope.tenant, run.envelope.task if name is None else name)
 
 
 def _source(run: Run) -> str:

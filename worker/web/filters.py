@@ -139,6 +139,7 @@ class LetterFilterInputs(Inputs):
             self.search,
             self.group,
             await _conditions(call, self.where, self.task),
+            call.producer.namespace.tenant,
         )
 
 

@@ -18,6 +18,7 @@ query. The others come from the query of a GET or DELETE, and from the JSON body
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,7 @@ from ...queues.errors import PerdureError
 from ...queues.handle import TaskHandle
 from ...queues.inspection.timeline import has_expired
 from ...queues.inspection.views import find_tasks
-from ...queues.keys import check_name
+from ...queues.keys import check_name, tenant_of, with_tenant
 from ...queues.producer import Producer
 from ...queues.security.approvers import ApproverKey
 from ..app import App
@@ -172,6 +173,29 @@ class Call:
         return handle is not None and (await handle.record()).headers.get(ENQUEUED_BY) == self.user.name
 
 
+_OF_TENANTS: Final = re.compile(
+    r"/(?:tasks(?:/batch)?|tasks/\{.*|dead-letter-groups|dead-letter-export|dead-letters|dead-letters/\{.*"
+    r"|questions(?:/\{.*)?|answers|answer-links|sessions(?:/\{.*)?|catalog|enqueue(?:/\{.*)?)"
+)
+"""Paths of operations and pages that know tenants. The others are about the whole deployment."""
+
+
+def knows_tenants(path: str) -> bool:
+    """Return whether the operations and pages of a path show and change what belongs to the tenant of a call only."""
+    return _OF_TENANTS.fullmatch(path) is not None
+
+
+def check_scope(call: Call, path: str, title: str) -> None:
+    """Raise `Problem` if a call of a tenant is about the whole deployment. path: of the operation or page."""
+    tenant = call.producer.namespace.tenant
+    if tenant is not None and not knows_tenants(path):
+        raise Problem(
+            403,
+            "whole-deployment",
+            f"user {call.user.name!r} must have no tenant to {title}, since that is about all tenants, got {tenant!r}",
+        )
+
+
 ENQUEUED_BY: Final = "enqueued-by"
 """Header of a task that the API enqueued: name of the user."""
 
@@ -215,7 +239,8 @@ class Operation(Generic[G, R]):
             self._audit(call, given, "not allowed")
             raise Problem(403, "role-needed", f"user {call.user.name!r} must have the role {wanted} to {self.title}")
         try:
-            result = await self.run(call, given)
+            check_scope(call, self.path, self.title)
+            result = await self.run(call, self._with_tenant(call, given))
         except PerdureError as error:
             self._audit(call, given, "refused", str(error))
             problem = problem_of(error)
@@ -228,6 +253,19 @@ class Operation(Generic[G, R]):
             raise
         self._audit(call, given, "done")
         return result
+
+    def _with_tenant(self, call: Call, given: G) -> G:
+        """Return the inputs with the tenant in the id of the task that they name.
+
+        Raises:
+            Problem: The id is one of another tenant, so no task is found.
+        """
+        tenant, named = call.producer.namespace.tenant, getattr(given, "task_id", None)
+        if tenant is None or self.places.get("task_id", ("body",))[0] != "path" or not isinstance(named, str):
+            return given
+        if tenant_of(named) not in (None, tenant):
+            raise Problem(404, "task-not-found", f"could not find task {named!r} of tenant {tenant!r}")
+        return given.model_copy(update={"task_id": with_tenant(tenant, named)})
 
     @property
     def title(self) -> str:

@@ -6,7 +6,9 @@ A token file is TOML with one table per token. It holds hashes, so who reads it 
     name = "shop"
     roles = ["producer"]
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    tenant = "acme"
 
+Without `tenant`, the user sees and makes the tasks of all tenants.
 The file is read again when it changes. `perdure web token` adds a token.
 """
 
@@ -26,6 +28,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from ...queues.errors import ConfigurationError
+from ...queues.keys import check_tenant
 from ...queues.private_files import open_private, replaced_file
 from ...queues.regular_files import read_regular
 from ..log import logger
@@ -64,14 +67,17 @@ class User:
     Attributes:
         name: Name in audit lines, and the sender of answers and changes.
         roles: Roles of the user, without those that they include.
+        tenant: Tenant whose tasks and sessions the user sees and makes; None for those of all tenants.
     """
 
     name: str
     roles: frozenset[Role]
+    tenant: str | None
 
-    def __init__(self, name: str, roles: Collection[Role | str]) -> None:
+    def __init__(self, name: str, roles: Collection[Role | str], tenant: str | None = None) -> None:
         object.__setattr__(self, "name", _check_user_name(name))
         object.__setattr__(self, "roles", frozenset(Role(role) for role in roles))
+        object.__setattr__(self, "tenant", None if tenant is None else _checked_tenant(tenant))
 
     def may(self, *roles: Role) -> bool:
         """Return whether the user has one of the roles, itself or by one that includes it."""
@@ -82,6 +88,13 @@ class User:
     def sees_all(self) -> bool:
         """Whether the user reads all tasks; a producer reads those that it has enqueued."""
         return self.may(Role.VIEWER)
+
+
+def _checked_tenant(tenant: object) -> str:
+    try:
+        return check_tenant(tenant)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def _check_user_name(name: str) -> str:
@@ -176,8 +189,8 @@ def _read(path: Path) -> dict[str, User]:
 
 def _entry(path: Path, number: int, table: Any) -> tuple[str, User]:
     where = f"token {number} of {path}"
-    if not isinstance(table, dict) or set(table) != {"name", "roles", "sha256"}:
-        raise ConfigurationError(f"{where} must have name, roles and sha256 and nothing else")
+    if not isinstance(table, dict) or set(table) - {"tenant"} != {"name", "roles", "sha256"}:
+        raise ConfigurationError(f"{where} must have name, roles, sha256, perhaps tenant, and nothing else")
     digest = str(table["sha256"]).lower()
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise ConfigurationError(f"sha256 of {where} must have 64 hexadecimal digits")
@@ -185,24 +198,26 @@ def _entry(path: Path, number: int, table: Any) -> tuple[str, User]:
     if not isinstance(roles, list) or not roles or not set(map(str, roles)) <= set(Role):
         raise ConfigurationError(f"roles of {where} must be a list of {', '.join(Role)}, got {roles!r}")
     try:
-        return digest, User(str(table["name"]), roles)
+        return digest, User(str(table["name"]), roles, table.get("tenant"))
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from None
 
 
-def add_token(path: Path, name: str, roles: Collection[Role]) -> str:
+def add_token(path: Path, name: str, roles: Collection[Role], tenant: str | None = None) -> str:
     """Make a token, add its hash to a token file, and return the token. The file is created with mode 0600.
 
     Raises:
-        ConfigurationError: The name is taken or not valid, or the file cannot be read or written.
+        ConfigurationError: The name is taken, name or tenant is not valid, or the file cannot be read or written.
     """
-    user = User(name, roles)
+    user = User(name, roles, tenant)
     known = _read(path) if path.exists() else {}
     if any(other.name == name for other in known.values()):
         raise ConfigurationError(f"name {name!r} must be free, but {path} has a token of it: remove that table first")
     token = _PREFIX + secrets.token_urlsafe(32)
     listed = ", ".join(f'"{role}"' for role in sorted(user.roles))
     table = f'[[token]]\nname = {to_json(name).decode()}\nroles = [{listed}]\nsha256 = "{token_hash(token)}"\n'
+    if user.tenant is not None:
+        table += f'tenant = "{user.tenant}"\n'
     try:
         before = path.read_text() if path.exists() else ""
         with replaced_file(path) as file:

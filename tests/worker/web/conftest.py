@@ -19,7 +19,8 @@ ClientOf: TypeAlias = Callable[..., httpx.AsyncClient]
 def user_of(request: HTTPConnection) -> User | None:
     """Return the user that the test names in headers."""
     name = request.headers.get("x-user")
-    return None if name is None else User(name, request.headers["x-roles"].split())
+    tenant = request.headers.get("x-tenant")
+    return None if name is None else User(name, request.headers["x-roles"].split(), tenant)
 
 
 @pytest.fixture
@@ -28,8 +29,9 @@ async def client_of(app: App) -> AsyncIterator[ClientOf]:
     transport = httpx.ASGITransport(router(app, authenticate=user_of, secret=SECRET))
     clients: list[httpx.AsyncClient] = []
 
-    def make(*roles: Role, name: str = "ada") -> httpx.AsyncClient:
+    def make(*roles: Role, name: str = "ada", tenant: str | None = None) -> httpx.AsyncClient:
         headers = {"x-user": name, "x-roles": " ".join(roles)} if roles else {}
+        headers |= {} if tenant is None else {"x-tenant": tenant}
         clients.append(httpx.AsyncClient(transport=transport, base_url="http://api.test", headers=headers))
         return clients[-1]
 

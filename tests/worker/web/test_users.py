@@ -37,6 +37,19 @@ def test_a_token_finds_its_user_and_the_file_has_its_hash_only(tmp_path: Path) -
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_token_may_be_of_a_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    token = add_token(path, "shop", [Role.PRODUCER], "acme")
+    other = add_token(path, "ada", [Role.PRODUCER])
+    tokens = TokenFile(path)
+    assert tokens.find(token) == User("shop", [Role.PRODUCER], "acme") != User("shop", [Role.PRODUCER])
+    user = tokens.find(other)
+    assert user is not None and user.tenant is None
+    for wrong in ("a b", "~", ""):
+        with pytest.raises(ConfigurationError, match="tenant must be 1 to 64 letters"):
+            add_token(path, "eve", [Role.PRODUCER], wrong)
+
+
 def test_a_change_of_the_file_is_in_force_at_once(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
     token = add_token(path, "shop", [Role.PRODUCER])
@@ -60,7 +73,7 @@ def test_a_broken_file_leaves_the_users_of_the_last_one(tmp_path: Path, log: lis
     ("text", "problem"),
     [
         ("token = 1", "must have tables [[token]]"),
-        ('[[token]]\nname = "a"', "token 1 of {path} must have name, roles and sha256 and nothing else"),
+        ('[[token]]\nname = "a"', "token 1 of {path} must have name, roles, sha256, perhaps tenant, and nothing else"),
         (
             '[[token]]\nname = "a"\nroles = ["king"]\nsha256 = "' + "0" * 64 + '"',
             "roles of token 1 of {path} must be a list of producer, viewer, operator, approver, admin, got ['king']",

@@ -103,6 +103,7 @@ class TaskIntake:
             batch=_batch(file),
             now=await redis_now(producer) / 1000,
             only_queue=True,
+            tenant=producer.namespace.tenant,
         )
         if file.name.endswith(".jsonl"):
             if check(file.file, defaults) == 0:

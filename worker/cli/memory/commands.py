@@ -23,13 +23,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ....queues.keys import belongs_to, owner_of_tenant
 from ....queues.wording import short
 from ...memory.factory import is_postgres, make_store, store_path
 from ...memory.hybrid import HybridStore, Policy
 from ...memory.memory import RELATIONS, FoundMemory, Memory, NewMemory, new_memory, strength
 from ...memory.sqlite import Salvage
 from ...settings import Settings, load_settings
-from ..support.connection import warn_of_password
+from ..support.connection import TenantName, warn_of_password
 from ..support.errors import Failed, Misuse
 from ..support.options import DryRun, OutputFile, check_lines, in_duration, open_output, opened, read_lines, read_object
 from ..support.output import Bar, Column, StderrText, Table, Time, note, print_json_lines, table
@@ -120,14 +121,36 @@ class MemoryFilter(OptionGroup):
         str | None,
         typer.Option(metavar="NAME", help="Only memories about this subject, such as user:42; '' for the agents' own."),
     ] = None
+    tenant: TenantName = None
+
+    @property
+    def own_tenant(self) -> str | None:
+        """The tenant of the option, else that of the environment."""
+        return tenant_or_default(self.tenant)
+
+    @property
+    def full_owner(self) -> str | None:
+        """The owner as the store has it, with its tenant; None for any."""
+        return None if self.owner is None else owner_of_tenant(self.own_tenant, self.owner)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments for the store."""
-        return {"owner": self.owner, "type": self.type, "tags": self.tag or (), "subject": self.subject}
+        found = {"owner": self.full_owner, "type": self.type, "tags": self.tag or (), "subject": self.subject}
+        return {**found, "tenant": self.own_tenant}
 
     def matches(self, memory: Memory) -> bool:
-        wanted = zip((self.owner, self.type, self.subject), (memory.owner, memory.type, memory.subject), strict=True)
-        return all(asked in (None, there) for asked, there in wanted) and set(self.tag or ()) <= set(memory.tags)
+        wanted = zip(
+            (self.full_owner, self.type, self.subject), (memory.owner, memory.type, memory.subject), strict=True
+        )
+        own = belongs_to(self.own_tenant, memory.owner)
+        return (
+            own and all(asked in (None, there) for asked, there in wanted) and set(self.tag or ()) <= set(memory.tags)
+        )
+
+
+def tenant_or_default(tenant: str | None) -> str | None:
+    """Return the tenant of an option, else that of the environment."""
+    return load_settings(tenant=tenant).tenant
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -155,6 +178,7 @@ async def add(
         str, typer.Option(metavar="TYPE", help="Type of the memory; duplicates are found within a type.")
     ] = "fact",
     owner: Annotated[str, typer.Option(metavar="NAME", help="Name of the agent that owns it.")] = "",
+    tenant: TenantName = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Tag of the memory. Repeatable.")] = None,
     source: Annotated[str, typer.Option(metavar="SOURCE", help="Source of the information.")] = "",
     subject: Annotated[
@@ -181,11 +205,13 @@ async def add(
 
     Example: perdure memory add --file memories.jsonl
     """
+    if (own := tenant_or_default(tenant)) is not None:
+        owner = owner_of_tenant(own, owner)
     if file is not None:
         if text is not None or key is not None:
             raise Misuse("TEXT and --key are for one memory: with --file, give them in each line")
         defaults = {"type": type, "owner": owner, "source": source, "subject": subject, "tags": tag or []}
-        counts = await _import_file(store, file, defaults)
+        counts = await _import_file(store, file, defaults, own)
         stored = f"stored {counts['stored']} memories from {file} in {store.place}; {counts['known']} existed already"
         return Output(counts, notes=[stored])
     if text is None:
@@ -302,7 +328,7 @@ async def forget(
     """
     if bool(ids) == every:
         raise Misuse("give IDs, or --all with --owner, --type, --tag or --subject")
-    if every and wanted == MemoryFilter():
+    if every and wanted == MemoryFilter(tenant=wanted.tenant):
         raise Misuse(
             "--all needs --owner, --type, --tag or --subject: to delete everything, delete the file or the tables"
         )
@@ -310,12 +336,12 @@ async def forget(
         gone = [one.id async for one in store.export(**wanted.arguments())]
     else:
         requested = list(dict.fromkeys(ids or ()))
-        found = await store.get(requested)
-        gone = [one.id for one in found if wanted.owner in (None, one.owner)]
+        found = await store.get(requested, tenant=wanted.own_tenant)
+        gone = [one.id for one in found if wanted.full_owner in (None, one.owner)]
         if missing := [one for one in requested if one not in gone]:
             raise Failed(f"no memory {', '.join(missing)} in {store.place}: nothing was deleted")
     for at in range(0, 0 if dry_run else len(gone), 500):
-        await store.forget(gone[at : at + 500], owner=wanted.owner)
+        await store.forget(gone[at : at + 500], owner=wanted.full_owner, tenant=wanted.own_tenant)
     return _gone("forgotten", gone, dry_run)
 
 
@@ -424,16 +450,19 @@ _BATCH: Final = 64
 _AGAIN: Final = "give the command again for a complete file"
 
 
-async def _import_file(store: HybridStore, path: str, defaults: Mapping[str, Any]) -> dict[str, int]:
+async def _import_file(
+    store: HybridStore, path: str, defaults: Mapping[str, Any], tenant: str | None
+) -> dict[str, int]:
     """Store the memories of a file in its order; return the numbers of new and of known ones.
 
     Args:
         defaults: Values for missing fields of a line.
+        tenant: Tenant that all memories must belong to; None for any.
     """
     with opened(path) as file:
 
         def read(_: int, text: bytes) -> Memory | tuple[NewMemory, str, str | None]:
-            return _read(text, defaults)
+            return _read(text, defaults, tenant)
 
         count = check_lines(file, read, "nothing was stored")
         new, started_at = 0, time.time()
@@ -457,8 +486,13 @@ async def _import_file(store: HybridStore, path: str, defaults: Mapping[str, Any
     return {"stored": new, "known": count - new}
 
 
-def _read(text: bytes, defaults: Mapping[str, Any]) -> Memory | tuple[NewMemory, str, str | None]:
+def _read(text: bytes, defaults: Mapping[str, Any], tenant: str | None) -> Memory | tuple[NewMemory, str, str | None]:
     fields = read_object(text)
+    owner = fields.get("owner", defaults["owner"])
+    if tenant is not None and not (isinstance(owner, str) and belongs_to(tenant, owner)):
+        raise ValueError(
+            f"owner must be one of tenant {tenant!r}, such as {owner_of_tenant(tenant, 'ops')!r}, got {owner!r}"
+        )
     if "id" in fields:
         return Memory.model_validate(fields)
     fields = {**defaults, **fields}

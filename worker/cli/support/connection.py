@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
 from uuid import UUID
@@ -16,14 +16,14 @@ from ....queues.durations import FutureTime
 from ....queues.errors import Refused, TaskNotFound
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import find_tasks, queue_partitions
-from ....queues.keys import Partition
+from ....queues.keys import Partition, with_tenant
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.security.urls import has_credentials
 from ...on_demand import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
-from .options import InQueue, TaskId
+from .options import InQueue, TaskId, read_tenant
 from .output import note, timestamp
 from .runner import OptionGroup, Resource, command
 
@@ -59,6 +59,17 @@ DataDir = Annotated[
 ]
 
 
+TenantName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        parser=read_tenant,
+        help="Tenant whose tasks and sessions are meant. Default: PERDURE_TENANT, then those of all tenants.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions(OptionGroup):
     """Connection options of a command; None leaves an option to the environment."""
@@ -85,6 +96,7 @@ class ConnectionOptions(OptionGroup):
         producer = Producer(
             address=settings.address,
             namespace=settings.namespace,
+            tenant=settings.tenant,
             payload_limit=settings.payload_limit,
             large_limit=settings.max_value_size,
             result_ttl=settings.result_ttl,
@@ -97,6 +109,17 @@ class ConnectionOptions(OptionGroup):
         return producer
 
 
+@dataclass(frozen=True, slots=True)
+class TenantOptions(ConnectionOptions):
+    """Connection options of a command that knows tenants."""
+
+    tenant: TenantName = None
+
+    def overrides(self) -> dict[str, object]:
+        """Return the options as settings."""
+        return {**ConnectionOptions.overrides(self), "tenant": self.tenant}
+
+
 def warn_of_password(option: str, url: str | None, variable: str) -> None:
     """Print a warning if a URL of the command line has a password. variable: the setting that hides it."""
     if url is not None and has_credentials(url):
@@ -104,13 +127,57 @@ def warn_of_password(option: str, url: str | None, variable: str) -> None:
 
 
 def connected(function: Callable[Concatenate[Producer, P], Any]) -> Callable[..., None]:
-    """Make a command of an async function: add the connection options, and pass an open `Producer` to it."""
-    return command(function, Resource(ConnectionOptions, ConnectionOptions.producer, redis_now))
+    """Make a command of an async function: add the connection options, and pass an open `Producer` to it.
+
+    The command is about the whole deployment, so it is refused with a tenant.
+    """
+    return command(function, Resource(ConnectionOptions, _of_all_tenants, redis_now))
+
+
+def _of_all_tenants(place: ConnectionOptions) -> Producer:
+    producer = place.producer()
+    if (tenant := producer.namespace.tenant) is not None:
+        raise Misuse(f"this command is about all tenants, and PERDURE_TENANT is {tenant!r}: unset PERDURE_TENANT")
+    return producer
+
+
+def connected_as_tenant(function: Callable[Concatenate[Producer, P], Any]) -> Callable[..., None]:
+    """Make a command of an async function as `connected` does: it is about the tasks of one tenant if one is named."""
+    return command(function, Resource(TenantOptions, TenantOptions.producer, redis_now, _with_tenant))
+
+
+def _with_tenant(producer: Producer, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a command with the tenant in the ids of tasks.
+
+    Raises:
+        TaskNotFound: An id is one of another tenant.
+    """
+    tenant = producer.namespace.tenant
+    if tenant is None:
+        return dict(given)
+
+    def own(task_id: str) -> str:
+        try:
+            return with_tenant(tenant, task_id)
+        except ValueError:
+            raise TaskNotFound(task_id, f"the tasks {where(producer)}") from None
+
+    found = dict(given)
+    for name, value in given.items():
+        if isinstance(value, TaskOptions):
+            found[name] = replace(value, task_id=own(value.task_id))
+        elif name == "task_id" and value is not None:
+            found[name] = own(value)
+        elif name == "ids" and value is not None:
+            found[name] = [own(task_id) for task_id in value]
+    return found
 
 
 def where(producer: Producer) -> str:
     """Return the namespace and the server, for messages."""
-    return f"in namespace {producer.namespace.name!r} on {producer.address.shown}"
+    tenant = producer.namespace.tenant
+    of = "" if tenant is None else f"of tenant {tenant!r} "
+    return f"{of}in namespace {producer.namespace.name!r} on {producer.address.shown}"
 
 
 async def redis_now(producer: Producer) -> int:

@@ -99,6 +99,7 @@ class TaskFilterOptions(OptionGroup):
             tuple(self.tag or ()),
             self.app,
             await public_conditions(producer, self.where, self.task),
+            tenant=producer.namespace.tenant,
         )
 
 
@@ -153,7 +154,11 @@ async def cancel_many(
     if not yes:
         unstarted = act == "purge"
         total = await CancelAct(producer, queue, wanted, unstarted=unstarted).total()
-        of = f"all {total:,} tasks" if wanted == TaskFilter() else f"those of {total:,} tasks that match"
+        of = (
+            f"all {total:,} tasks"
+            if wanted == TaskFilter(tenant=wanted.tenant)
+            else f"those of {total:,} tasks that match"
+        )
         place = "" if queue is None else f" of queue {queue!r}"
         which = " that have not started" if unstarted else ""
         confirm_act(f"Cancel {of}{place}{which}?", "this cancels many tasks", "nothing was cancelled")

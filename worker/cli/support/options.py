@@ -22,7 +22,7 @@ from ....queues.argument_conditions import ArgumentCondition
 from ....queues.durations import FutureTime, PointInTime, parse_duration
 from ....queues.envelope import is_task_id
 from ....queues.errors import PayloadTooLarge
-from ....queues.keys import check_name
+from ....queues.keys import check_name, check_tenant
 from ....queues.private_files import replaced_file
 from ....queues.regular_files import open_regular, read_bounded, read_regular
 from ...errors import first_problem
@@ -52,6 +52,11 @@ def read_task_id(text: str) -> str:
     if not is_task_id(text):
         raise ValueError(f"must be a task id: at most 128 letters, digits, '.', '_' and '-'; got {text!r}")
     return text
+
+
+@parser
+def read_tenant(text: str) -> str:
+    return check_tenant(text)
 
 
 @parser

@@ -21,7 +21,7 @@ import inspect
 import signal
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, contextmanager
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_origin, get_type_hints
@@ -183,11 +183,13 @@ class Resource:
         options: Group of the options.
         open: Opens it, for one call of the function.
         now: Returns the time in milliseconds by it. Default: the time of this host.
+        adapt: Returns the other arguments of the function for it.
     """
 
     options: type[OptionGroup]
     open: Callable[[Any], AbstractAsyncContextManager[Any]]
     now: Callable[[Any], Awaitable[int]] | None = None
+    adapt: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 def command(function: Callable[..., Any], resource: Resource | None = None) -> Callable[..., None]:
@@ -331,7 +333,8 @@ async def _run(call: functools.partial[Any], resource: Resource | None, place: A
         opened = None
         if resource is not None:
             opened = await stack.enter_async_context(resource.open(place))
-            call = functools.partial(call.func, opened, **call.keywords)
+            given = call.keywords if resource.adapt is None else resource.adapt(opened, call.keywords)
+            call = functools.partial(call.func, opened, **given)
 
         async def now() -> int:
             return _wall_clock() if resource is None or resource.now is None else await resource.now(opened)

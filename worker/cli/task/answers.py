@@ -15,14 +15,14 @@ from ....queues.producer import Producer
 from ....queues.records import State
 from ....queues.waits import Answer, OpenWait, Waits, is_wait_id, list_waiting, read_live_waits
 from ....queues.wording import short
-from ..support.connection import TaskOptions, connected, known_partitions
+from ..support.connection import TaskOptions, connected_as_tenant, known_partitions
 from ..support.errors import Misuse, misuse_of
 from ..support.options import QueueOption, login, read_json
 from ..support.output import Column, Time
 from ..support.runner import Listing, Output
 
 
-@connected
+@connected_as_tenant
 async def answer(
     producer: Producer,
     task: TaskOptions,
@@ -103,7 +103,7 @@ class _Row(NamedTuple):
         return shown | {"name": self.name, "early": True} | fields
 
 
-@connected
+@connected_as_tenant
 async def waiting(
     producer: Producer,
     task_id: Annotated[

@@ -12,7 +12,7 @@ from ....queues.records import State
 from ...agents.coherence.findings import stored_findings
 from ...agents.journal.compaction import compact_state
 from ...agents.journal.history import CannotCorrect, NoStateToCorrect, preview_correction
-from ..support.connection import TaskOptions, connected
+from ..support.connection import TaskOptions, connected_as_tenant
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import By, login, read_json
 from ..support.output import table
@@ -24,7 +24,7 @@ Fields = Annotated[
 ]
 
 
-@connected
+@connected_as_tenant
 async def correct(
     producer: Producer,
     task: TaskOptions,
@@ -87,7 +87,7 @@ def _field(text: str) -> tuple[str, Any]:
         return path, value
 
 
-@connected
+@connected_as_tenant
 async def compact(
     producer: Producer,
     task: TaskOptions,
@@ -156,7 +156,7 @@ async def compact(
     )
 
 
-@connected
+@connected_as_tenant
 async def dismiss(
     producer: Producer,
     task: TaskOptions,
@@ -188,7 +188,7 @@ async def dismiss(
     return Output(data, handle.id, notes=[f"dismissed {len(numbers)} findings of task {handle.id}"])
 
 
-@connected
+@connected_as_tenant
 async def resolve(
     producer: Producer,
     task: TaskOptions,

@@ -19,7 +19,7 @@ from ....queues.records import State, read_tasks
 from ....queues.transport.gateway import Gateway
 from ...agents.journal import agent_events as _agent_events  # noqa: F401 - the log may have them
 from ...durable.journal.parsing import Unreadable, parse_event
-from ..support.connection import TaskOptions, connected, known_partitions, redis_now, where
+from ..support.connection import TaskOptions, connected_as_tenant, known_partitions, redis_now, where
 from ..support.errors import Misuse
 from ..support.events_text import describe_event
 from ..support.options import QueueOption, TaskNameOption, read_task_id, read_time
@@ -214,7 +214,7 @@ def _plain(event: TaskEvent | None) -> dict[str, Any] | None:
     return None if event is None else {"task_id": event.task_id} | event.summary()
 
 
-@connected
+@connected_as_tenant
 async def events(
     producer: Producer,
     task_id: Annotated[

@@ -25,14 +25,14 @@ from ...agents.journal.history import PastState, check_state, state_at
 from ...agents.journal.json_patch import diff
 from ...durable.journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
 from ...durable.journal.step_record import VERSION
-from ..support.connection import TaskOptions, connected
+from ..support.connection import TaskOptions, connected_as_tenant
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import AppOption, read_object, read_task_id
 from ..support.output import Column, StderrText, note, timestamp
 from ..support.runner import Listing, Output
 
 
-@connected
+@connected_as_tenant
 async def state(
     producer: Producer,
     task: TaskOptions,
@@ -184,7 +184,7 @@ def read_point(text: str) -> Point:
     return int(text) if re.fullmatch("[0-9]{1,15}", str(text)) else str(text)
 
 
-@connected
+@connected_as_tenant
 async def fork(
     producer: Producer,
     task: TaskOptions,
@@ -267,7 +267,7 @@ def _value(text: str) -> Any:
         return text
 
 
-@connected
+@connected_as_tenant
 async def handoff(
     producer: Producer,
     task: TaskOptions,
@@ -317,7 +317,7 @@ class VersionUse:
     dead: int = 0
 
 
-@connected
+@connected_as_tenant
 async def versions(
     producer: Producer,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only the tasks of this name.")] = None,

@@ -15,14 +15,14 @@ from ....queues.inbox import InboxMessage, Sent, drop_message
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.records import State
-from ..support.connection import TaskOptions, connected
+from ..support.connection import TaskOptions, connected_as_tenant
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import login, read_json
 from ..support.output import Column, Time, note
 from ..support.runner import Listing, Output
 
 
-@connected
+@connected_as_tenant
 async def send(
     producer: Producer,
     task: TaskOptions,
@@ -91,7 +91,7 @@ async def _delay_reason(producer: Producer, handle: TaskHandle[Any], sent: Sent)
     return ""
 
 
-@connected
+@connected_as_tenant
 async def inbox(
     producer: Producer,
     task: TaskOptions,

@@ -14,7 +14,7 @@ from ....queues.records import Record
 from ....queues.runtime import RUNTIME
 from ....queues.task_filter import TaskFilter
 from ...defined_secrets import mask_defined
-from ..support.connection import connected, where
+from ..support.connection import connected_as_tenant, where
 from ..support.errors import misuse_of
 from ..support.jobs import TaskFilterOptions
 from ..support.output import Column, Time, note, state_text
@@ -27,7 +27,7 @@ _PATIENCE: Final = 2.0
 """Seconds between two lines that say how far it is."""
 
 
-@connected
+@connected_as_tenant
 async def list_(
     producer: Producer,
     chosen: TaskFilterOptions,

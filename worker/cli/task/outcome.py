@@ -17,7 +17,7 @@ from ....queues.wording import counted
 from ...job_runner import LIVE
 from ...shown_events import progress_text
 from ...shown_text import clean, clean_json, encode
-from ..support.connection import TaskOptions, connected
+from ..support.connection import TaskOptions, connected_as_tenant
 from ..support.errors import Failed, Misuse
 from ..support.events_text import describe_event
 from ..support.jobs import JobOptions, TaskFilterOptions, cancel_many, preview_tasks
@@ -109,7 +109,7 @@ def _outcome(record: Record) -> Styled:
     return Styled(text, state_text(record.state).style)
 
 
-@connected
+@connected_as_tenant
 async def result(
     producer: Producer,
     task: TaskOptions,
@@ -148,7 +148,7 @@ async def _outcome_of(handle: TaskHandle[Any]) -> dict[str, Any]:
     return outcome | {"reason": record.reason, "error": record.error}
 
 
-@connected
+@connected_as_tenant
 async def watch(
     producer: Producer,
     task: TaskOptions,
@@ -197,7 +197,7 @@ async def watch(
         raise Failed(f"task {handle.id} did not succeed: it is {record.state}")
 
 
-@connected
+@connected_as_tenant
 async def cancel(
     producer: Producer,
     task_id: OneTaskId = None,

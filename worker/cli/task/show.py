@@ -16,7 +16,7 @@ from ...durable.promises import promise_text
 from ...shown_events import progress_text
 from ...shown_task import read_shown_task
 from ..artifacts import size_text
-from ..support.connection import TaskOptions, connected
+from ..support.connection import TaskOptions, connected_as_tenant
 from ..support.output import Time, ago, state_text, timestamp
 from ..support.runner import Output
 
@@ -25,7 +25,7 @@ _UNIT: Final = {"tokens": "tokens ", "steps": "steps "}
 Since = Callable[[int | None], str]
 
 
-@connected
+@connected_as_tenant
 async def show(producer: Producer, task: TaskOptions) -> Output:
     """Show a task: its state, arguments, result, error and artifacts.
 
@@ -88,7 +88,7 @@ async def show(producer: Producer, task: TaskOptions) -> Output:
     )
 
 
-@connected
+@connected_as_tenant
 async def why(producer: Producer, task: TaskOptions) -> Output:
     """Explain why a task is in its state, and what happens next.
 

@@ -26,7 +26,7 @@ from ...transfer.archive import ENDED, Wanted, archive_tasks
 from ...transfer.export import ExportedTask, close_source, export_task
 from ...transfer.import_ import import_task
 from ..memory.commands import StorePlace, store_settings, without_embedder
-from ..support.connection import ConnectionOptions, TaskOptions, known_partitions, redis_now
+from ..support.connection import TaskOptions, TenantOptions, known_partitions, redis_now
 from ..support.errors import Failed, Misuse
 from ..support.options import InQueue, TaskNameOption, in_duration, opened, read_task_id
 from ..support.output import Bar, CleanStdout, note, print_text
@@ -35,7 +35,7 @@ from ..support.runner import Output, command
 
 @command
 async def export(
-    place: ConnectionOptions,
+    place: TenantOptions,
     task_id: Annotated[
         str | None, typer.Argument(metavar="[ID]", parser=read_task_id, help="Id of the task.", show_default=False)
     ] = None,
@@ -249,7 +249,7 @@ def _is_file(file: IO[bytes]) -> bool:
 
 @command
 async def import_(
-    place: ConnectionOptions,
+    place: TenantOptions,
     source: Annotated[str, typer.Argument(metavar="FILE", help="File of 'perdure task export'; - for stdin.")],
     *,
     new_id: Annotated[

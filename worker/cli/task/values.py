@@ -14,14 +14,14 @@ from ....queues.producer import Producer
 from ....queues.records import State
 from ....queues.values import NamedValue, read_task_values
 from ....queues.wording import short
-from ..support.connection import TaskOptions, connected
+from ..support.connection import TaskOptions, connected_as_tenant
 from ..support.errors import misuse_of
 from ..support.options import login, read_json
 from ..support.output import Column, Time
 from ..support.runner import Listing, Output
 
 
-@connected
+@connected_as_tenant
 async def values(producer: Producer, task: TaskOptions) -> Listing:
     """Print the named values of a task, in the order of their last changes.
 
@@ -35,7 +35,7 @@ async def values(producer: Producer, task: TaskOptions) -> Listing:
     return Listing(_COLUMNS, found, empty=f"task {handle.id} has no values", lines=True)
 
 
-@connected
+@connected_as_tenant
 async def update(
     producer: Producer,
     task: TaskOptions,

@@ -6,7 +6,7 @@ of the task. Edited arguments must fit what workers have published about the tas
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
@@ -29,6 +29,7 @@ from ....queues.errors import QueueError, Unavailable
 from ....queues.explanation.sentences import remedy_for
 from ....queues.inspection.views import find_tasks
 from ....queues.json_form import as_json
+from ....queues.keys import Partition
 from ....queues.wording import iso_time
 from ...defined_secrets import mask_defined
 from ...job_runner import check_by
@@ -247,7 +248,7 @@ async def list_dead_letters(call: Call, given: ListLetters) -> LetterPageView:
         items=[LetterRow.of(letter) for letter in page.letters],
         next=page.cursor,
         read=page.read,
-        of=await count_letters(gateway, partitions),
+        of=await _count(call, partitions, page.read),
         unreadable=[letter.id for letter, _ in page.unreadable],
     )
 
@@ -289,7 +290,7 @@ async def group_dead_letters(call: Call, given: GroupLetters) -> LetterGroups:
         items=[LetterGroupView.of(group) for group in found[: given.limit]],
         groups=len(found),
         read=read,
-        of=await count_letters(gateway, partitions),
+        of=await _count(call, partitions, read),
     )
 
 
@@ -423,6 +424,13 @@ async def purge_dead_letter(call: Call, given: OneLetter) -> LetterOutcome:
 
 def _outcome(letter: DeadLetter, outcome: str) -> LetterOutcome:
     return LetterOutcome(id=letter.id, queue=letter.partition.queue, task=letter.task, outcome=outcome)
+
+
+async def _count(call: Call, partitions: Sequence[Partition], read: int) -> int:
+    """Return the number of dead letters; for a tenant the number that was read, as others are not its own."""
+    if call.producer.namespace.tenant is not None:
+        return read
+    return await count_letters(call.producer.gateway, partitions)
 
 
 async def _find(call: Call, given: OneLetter) -> DeadLetter:

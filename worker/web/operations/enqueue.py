@@ -19,6 +19,7 @@ from ....queues.defaults import MAX_SECONDS
 from ....queues.envelope import MAX_KEY_LENGTH, MAX_TAG_LENGTH, MAX_TAGS, TASK_ID_PATTERN
 from ....queues.errors import PerdureError, QueueFull, TaskExists, TaskNotFound
 from ....queues.handle import TaskHandle
+from ....queues.keys import NAME_PATTERN
 from ....queues.lanes import Priority
 from ....queues.producer import PreparedTask
 from ....queues.security.secret_arguments import DEEPEST
@@ -64,6 +65,11 @@ class TaskInputs(Inputs):
         None,
         description="Id of the task. A task that is stored under it already, with the same name and arguments, is left "
         "as it is.",
+    )
+    tenant: str | None = Field(
+        None,
+        pattern=NAME_PATTERN,
+        description="Tenant that the task belongs to, a part of its id. Default: that of the user.",
     )
     key: str | None = Field(
         None,
@@ -136,7 +142,7 @@ async def enqueue_task(call: Call, given: EnqueueInputs) -> EnqueuedTask:
             )
     except TaskExists as error:
         raise await _taken(call, error, error.task_id) from None
-    if handle.existed and handle.id == own_id:
+    if handle.existed and handle.id == prepared.message.id:
         await _check_own(call, handle)
     return EnqueuedTask(id=handle.id, queue=prepared.queue, existed=handle.existed)
 
@@ -174,6 +180,7 @@ async def _prepare(call: Call, given: TaskInputs, own_id: str | None) -> Prepare
             app=given.app,
             key=given.key,
             task_id=own_id,
+            tenant=given.tenant,
             headers={**given.headers, ENQUEUED_BY: call.user.name},
             timeout=given.timeout,
             max_attempts=given.max_attempts,

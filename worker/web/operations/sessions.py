@@ -12,6 +12,7 @@ import orjson
 from pydantic import Field
 
 from ....queues.errors import PerdureError, SessionNotFound
+from ....queues.keys import tenant_of
 from ....queues.sessions.record import (
     SessionAddress,
     SessionMessage,
@@ -50,6 +51,7 @@ class SessionView(ResultModel):
     state_bytes: int = Field(description="Size of the stored state.")
     task_id: str | None = Field(description="Task of the turn that runs or has failed.")
     failed: str | None = Field(description="Reason of the dead letter, or why the record cannot be read.")
+    tenant: str | None = Field(description="Tenant that it belongs to; null for none.")
 
 
 class SessionPage(ResultModel):
@@ -225,6 +227,7 @@ async def send_session_message(call: Call, given: SendMessage) -> SentView:
 
     The first message makes the session. Messages are answered in their order, one at a time. The sender is the user.
     """
+    _address(call, given)  # raises for a session of another tenant
     try:
         sent = await send_by_catalog(
             call.producer,
@@ -330,6 +333,9 @@ async def _find(call: Call, given: OneSession) -> SessionRecord:
 
 
 def _address(call: Call, given: OneSession) -> SessionAddress:
+    tenant = call.producer.namespace.tenant
+    if tenant is not None and tenant_of(given.session) not in (None, tenant):
+        raise SessionNotFound(f"{given.session!r} of agent {given.agent!r}")
     try:
         return SessionAddress.of(call.producer.namespace, given.agent, given.session)
     except ValueError as error:
@@ -356,6 +362,7 @@ def _view(record: SessionRecord) -> SessionView:
         state_bytes=record.state_bytes,
         task_id=record.task_id(record.turn) if running else None,
         failed=record.shown_failed,
+        tenant=record.tenant,
     )
 
 

@@ -73,6 +73,7 @@ class TaskView(ResultModel):
     replaced_by: str | None = Field(None, description="Id of the task of its key that replaced it.")
     dropped: str | None = Field(None, description="Name of the limit that had no room for it.")
     key: str | None = None
+    tenant: str | None = Field(None, description="Tenant that it belongs to.")
     tags: list[str] = Field(default=[])
     unused: int = Field(0, description="Messages that it has not read.")
     unused_answers: int = 0
@@ -102,7 +103,9 @@ class TaskPageView(ResultModel):
     items: list[TaskView]
     next: str | None = Field(description="Cursor of the next page; null at the end.")
     read: int = Field(description="Tasks that this page has read: with a filter, more than it shows.")
-    of: int = Field(description="Tasks that there are, of the queue or of all; a few of them may have expired.")
+    of: int = Field(
+        description="Tasks that there are, of the queue or of all; some may have expired. For a tenant: `read`."
+    )
     unreadable: list[UnreadableTask] = Field(
         description="Tasks that are left out since the arguments, which the filter has conditions on, cannot be read."
     )
@@ -128,12 +131,12 @@ async def list_tasks(call: Call, given: TaskListInputs) -> TaskPageView:
             limit=given.limit,
             cursor=given.cursor,
         )
-    masked = await mask_defined(producer)
+    masked, tenanted = await mask_defined(producer), producer.namespace.tenant is not None
     return TaskPageView(
         items=[TaskView.of(masked(record)) for record in page.tasks],
         next=page.cursor,
         read=page.read,
-        of=await count_tasks(producer.gateway, producer.namespace, given.queue),
+        of=page.read if tenanted else await count_tasks(producer.gateway, producer.namespace, given.queue),
         unreadable=[
             UnreadableTask(id=record.id, queue=record.queue, problem=problem) for record, problem in page.unreadable
         ],
