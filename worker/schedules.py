@@ -87,7 +87,7 @@ def _call(app: TaskOwner, tasks: Mapping[str, Task[Any, Any]], name: str, task: 
             f"schedule {name!r}: its task must be a task of app {app.name!r}, got {call.task.name!r} of another app"
         )
     refused: dict[str, object] = {"delay": call.delay, "task_id": call.task_id, "durability": call.durability}
-    refused |= {"max_depth": call.max_depth, "expires": call.limits.expires}
+    refused |= {"max_depth": call.max_depth, "expires": call.limits.expires, "tenant": call.tenant}
     if given := [option for option, value in refused.items() if value]:
         raise ConfigurationError(f"schedule {name!r}: its task cannot have the option {given[0]}")
     return call

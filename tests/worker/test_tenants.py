@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, InvalidArguments, PlanStep, Retry, TaskHandle, TaskNotFound
+from perdure import Agent, AgentState, App, Context, Every, InvalidArguments, PlanStep, Retry, TaskHandle, TaskNotFound
 from perdure.queues.envelope import Envelope
-from perdure.queues.errors import TamperedData
+from perdure.queues.errors import ConfigurationError, TamperedData
 from perdure.queues.inspection.timeline import page_tasks
 from perdure.queues.records import read_record
 from perdure.queues.security.encryption import Encryptor, arguments_field
@@ -320,6 +320,8 @@ async def test_a_caller_cannot_name_the_tasks_of_a_tenant_by_an_id(app: App) -> 
         await order.options(task_id="other~order-17", tenant="acme").enqueue()
     with pytest.raises(InvalidArguments, match="tenant must be 1 to 64 letters"):
         order.options(tenant="a b")
+    with pytest.raises(ConfigurationError, match="cannot have the option tenant"):
+        app.schedule("nightly", order.options(tenant="acme"), Every(60))
     with pytest.raises(ValueError, match="inside tenant 'acme'"):
         await app.producer.for_tenant("acme").enqueue("order", {}, queue=app.name, tenant="other")
     own = await app.producer.for_tenant("acme").enqueue("order", {}, queue=app.name)

@@ -96,7 +96,8 @@ def own_pages() -> Iterator[None]:
 def user_of(request: HTTPConnection) -> User | None:
     """Return the user that the test names in headers."""
     name = request.headers.get("x-user")
-    return None if name is None else User(name, request.headers["x-roles"].split())
+    tenant = request.headers.get("x-tenant")
+    return None if name is None else User(name, request.headers["x-roles"].split(), tenant)
 
 
 class Visit(Protocol):
