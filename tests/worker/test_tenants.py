@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, Every, InvalidArguments, PlanStep, Retry, TaskHandle, TaskNotFound
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    Every,
+    InvalidArguments,
+    PlanStep,
+    Retry,
+    Settings,
+    TaskHandle,
+    TaskNotFound,
+)
+from perdure.queues import generate_key
 from perdure.queues.envelope import Envelope
 from perdure.queues.errors import ConfigurationError, TamperedData
 from perdure.queues.inspection.timeline import page_tasks
@@ -22,7 +35,7 @@ from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.errors import SpawnRefused, TransferError
 from perdure.worker.transfer.export import export_task
 from perdure.worker.transfer.import_ import import_task
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from tests.support.workers import letter, redis_command, running_worker, wait_until, work_off
 
@@ -177,7 +190,17 @@ async def test_a_group_and_many_have_the_tenant(app: App) -> None:
     assert [await one.result(BOUND) for one in (*many, *stream)] == [["acme", n] for n in (0, 2, 4, 2)]
 
 
-async def test_sessions_of_two_tenants_with_one_id_are_two_conversations(app: App) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_sessions_of_two_tenants_with_one_id_are_two_conversations(
+    app: App, settings: Settings, sealed: bool
+) -> None:
+    if sealed:
+        app = App(app.name, settings=settings.model_copy(update={"encryption_keys": SecretStr(generate_key())}))
+    async with app:
+        await converse(app)
+
+
+async def converse(app: App) -> None:
     bot = app.agent(Bot)
     acme, other = (app.session(bot.options(tenant=name), "ada") for name in ("acme", "other"))
     turns = [await acme.send("one"), await other.send("two"), await acme.send("three")]
