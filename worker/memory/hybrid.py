@@ -18,7 +18,7 @@ from typing import Final, Literal, Self
 from uuid_utils import uuid7
 
 from ...queues.errors import ConfigurationError
-from ...queues.keys import belongs_to
+from ...queues.keys import belongs_to, owner_of_tenant, tenant_of
 from ..errors import MemoryStoreUnavailable
 from .backend import EmbedderIdentity, Near, SqlBackend, Where
 from .embedders import Embedder, Vector, embed
@@ -110,8 +110,10 @@ class HybridStore:
 
         An equal memory of the same owner, subject, type and source is updated instead: one whose text has the same
         normal form, see `text.normal`. The memories that its `links` name are linked back to it. A known key makes this
-        a no-op.
+        a no-op. The key of an owner of a tenant is one of this tenant.
         """
+        if key is not None and (tenant := tenant_of(owner)) is not None and not belongs_to(tenant, key):
+            key = owner_of_tenant(tenant, key)
         if key is not None and (known := await self._backend.known(key)) is not None:
             return known  # without embedding the text again
         now = self._clock()

@@ -116,7 +116,7 @@ class Call:
     """A call of an operation by a user.
 
     Attributes:
-        producer: The open producer of the deployment.
+        producer: The open producer of the deployment, within the user's tenant.
         app: The application if the service has its code.
         secret: Key of the signatures of cookies and answer links.
         base: URL of the API as the caller reaches it, without a slash at the end; empty outside of requests.
@@ -130,6 +130,19 @@ class Call:
     base: str = ""
     extras: dict[str, Any] = field(default_factory=dict, repr=False)
     approver_keys: Mapping[str, ApproverKey] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Keep the call within the user's tenant.
+
+        Raises:
+            Problem: The producer is one of another tenant.
+        """
+        try:
+            object.__setattr__(self, "producer", self.producer.for_tenant(self.user.tenant))
+        except ValueError:
+            raise Problem(
+                403, "other-tenant", f"user {self.user.name!r} must be of the tenant that is served here"
+            ) from None
 
     async def now(self) -> int:
         """Return the time of the Redis server in milliseconds."""

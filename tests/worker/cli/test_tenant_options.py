@@ -115,9 +115,10 @@ def test_memories_of_tenants(environment: None, tmp_path: Path) -> None:
     store = ("--memory", str(tmp_path / "memory.db"))
     texts = {"acme": "the parcel of acme is late", "other": "the parcel of other is early"}
     ids = {
-        name: call("memory", "add", text, "--owner", "bot", "--tenant", name, *store).out.strip()
+        name: call("memory", "add", text, "--owner", "bot", "--key", "k1", "--tenant", name, *store).out.strip()
         for name, text in texts.items()
     }
+    assert ids["acme"] != ids["other"], "the keys are those of the tenants"
     [row] = json.loads(call("memory", "list", "--json", *ACME, *store).out)
     assert (row["id"], row["owner"]) == (ids["acme"], "acme~bot")
     found = call("memory", "search", "parcel", "--json", "--owner", "bot", *ACME, *store).out

@@ -135,8 +135,10 @@ async def test_dead_letters_questions_and_sessions_of_other_tenants_are_not_ther
 async def test_each_operation_knows_tenants_or_is_refused_to_them(app: App) -> None:
     """A new operation is about the whole deployment, unless its path is among those that know tenants."""
     load_operations()
-    producer = app.producer.for_tenant("acme")
-    call = Call(User("ada", [Role.ADMIN], "acme"), producer, app, SECRET)
+    call = Call(User("ada", [Role.ADMIN], "acme"), app.producer, app, SECRET)
+    assert call.producer.namespace.tenant == "acme"
+    with pytest.raises(Problem, match="must be of the tenant that is served here"):
+        Call(User("ada", [Role.ADMIN], "other"), call.producer)
     about_tasks = 0
     for known in OPERATIONS.values():
         required: dict[str, Any] = {name: 1 for name, info in known.inputs.model_fields.items() if info.is_required()}
