@@ -201,16 +201,18 @@ async def test_no_newer_worker_in_time_makes_it_a_dead_letter_with_its_checkpoin
 async def test_a_message_that_requires_a_newer_version_waits_for_it(
     app: App, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle: TaskHandle[Any] = TaskHandle("new", partition_of(app), app.producer.gateway, app.producer.notifications)
-    envelope = Envelope(id="new", task="stepped", requires=NEXT, tenant="acme").encode()
+    handle: TaskHandle[Any] = TaskHandle(
+        "acme~new", partition_of(app), app.producer.gateway, app.producer.notifications
+    )
+    envelope = Envelope(id=handle.id, task="stepped", requires=NEXT).encode()
     entry = await redis_command(app, "XADD", handle.partition.ready, "*", "env", envelope, "args", "{}")
     kept = ("state", "queued", "entry", entry, "env", envelope, "args", "{}")
-    await redis_command(app, "HSET", handle.partition.record("new"), *kept)
+    await redis_command(app, "HSET", handle.partition.record(handle.id), *kept)
     async with running_worker(app):
         await wait_until(lambda: waits_for_a_version(handle), "it is parked")
     assert ran == []
-    stored = orjson.loads(await redis_command(app, "HGET", handle.partition.record("new"), "env"))
-    assert (stored["requires"], stored["tenant"]) == (NEXT, "acme")
+    stored = Envelope.decode(await redis_command(app, "HGET", handle.partition.record(handle.id), "env"))
+    assert (stored.requires, stored.tenant) == (NEXT, "acme")
     upgrade(monkeypatch)
     async with running_worker(app):
         await wait_until(lambda: bool_of(ran), "the newer worker runs it")
