@@ -114,10 +114,11 @@ async def _fresh_head(gateway: Gateway, partition: Partition, task_id: str) -> t
         if head is not None:
             cipher.decrypt(HEAD, head)
         return ()
-    from ..queues.security.hash_chain import START, ChainHead, ChainLink
+    from ..queues.security.hash_chain import ChainLinks, HashChain
 
-    start = ChainLink(count_of(events), START.digest)
-    return (events or b"0", entries or b"0", ChainHead(0, start, last=start).sealed(cipher, count_of(entries)))
+    chain = HashChain(cipher, ChainLinks(), ())
+    chain.begin_after(count_of(events))
+    return (events or b"0", entries or b"0", chain.seal(chain.add(()), count_of(entries)))
 
 
 async def _begin_budgets_again(gateway: Gateway, letter: DeadLetter) -> None:

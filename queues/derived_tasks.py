@@ -374,9 +374,9 @@ async def upload_past(
     inbox: FieldUpload,
 ) -> bytes:
     """Upload the past of a task, and return the head of its hash chain; empty without a key."""
-    from .security.hash_chain import ChainHead, HashChain
+    from .security.hash_chain import ChainLinks, HashChain
 
-    chain = HashChain(cipher, ChainHead(), ())
+    chain = HashChain(cipher, ChainLinks(), ())
     for name, value in past.fields:
         fields: Sequence[Argument]
         if name.startswith("d:"):
@@ -399,8 +399,7 @@ async def upload_past(
         await upload.flush()
     if not cipher.encrypts:
         return b""
-    last = chain.head.last._replace(number=past.events)  # a log without its last events is found by an agent
-    return chain.head._replace(last=last).sealed(cipher, past.entries)
+    return chain.seal(chain.end_at(past.events), past.entries)  # an agent finds that last events are missing
 
 
 def _encrypted_entry(
@@ -413,7 +412,7 @@ def _encrypted_entry(
         if "n" in values:
             number, event_type, data = int(values["n"]), values["type"].decode(), values["data"]
             kind = event_field(number, event_type)
-            if not chain.head.last.number:
+            if not chain.links.last.number:
                 chain.begin_after(number - 1)
             more = [("saved", SNAPSHOT)] if number == snapshot else []
             chain.add([("event", event_type, values["n"], data), *more])

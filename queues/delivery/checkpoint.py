@@ -464,7 +464,7 @@ async def edit_checkpoint(
         gone = [Entry(Kind.DROP, name[2:], b"") for name in dropped if name.startswith("d:")]
         kinds = {"d": Kind.DONE, "s": Kind.SAVED}
         written = [Entry(kinds[name[0]], name[2:], b"") for name in fields if name[0] in kinds]
-        head = chain.add([*gone, logged, *written]).sealed(cipher, position.entries + 1)
+        head = chain.seal(chain.add([*gone, logged, *written]), position.entries + 1)
     args: list[Argument] = [
         GROUP,
         RESERVED,

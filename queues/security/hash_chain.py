@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -63,81 +63,100 @@ START: Final = ChainLink(0, bytes(_SIZE))
 """The link before the first event of a task."""
 
 
-class ChainHead(NamedTuple):
-    """Head of a chain, but for the number of the last entry. See the module."""
+class ChainLinks(NamedTuple):
+    """Links of a head. See the module."""
 
-    records: int | None = 0
     start: ChainLink = START
     base: ChainLink | None = None
     snapshot: ChainLink | None = None
     last: ChainLink = START
 
-    def sealed(self, cipher: TaskCipher, entries: int) -> bytes:
-        """Return the head as it is stored. entries: number of the last entry."""
-        links = [None if link is None else [link[0], link[1].hex()] for link in self[1:]]
-        return cipher.encrypt(HEAD, orjson.dumps([entries, self.records, *links]))
+    def encode(self) -> bytes:
+        """Return the links as in the stored head."""
+        return orjson.dumps([None if link is None else [link[0], link[1].hex()] for link in self])[1:-1]
 
 
-def open_head(cipher: TaskCipher, stored: bytes) -> tuple[int, ChainHead]:
-    """Return the number of the last entry, and the head. Raises `DecryptionError`."""
+ChainHead: TypeAlias = tuple[int | None, bytes]
+"""A head but for the number of the last entry: number of the recorded steps, and the encoded links."""
+
+
+def open_head(cipher: TaskCipher, stored: bytes) -> tuple[int, int | None, ChainLinks]:
+    """Return the number of the last entry, that of the recorded steps, and the links. Raises `DecryptionError`."""
     entries, records, *links = orjson.loads(cipher.decrypt(HEAD, stored))
     start, base, snapshot, last = (None if one is None else ChainLink(one[0], bytes.fromhex(one[1])) for one in links)
-    return entries, ChainHead(records, start or START, base, snapshot, last or START)
+    return entries, records, ChainLinks(start or START, base, snapshot, last or START)
 
 
 class HashChain:
-    """The chain of a task that has a key: its head after what was put so far."""
+    """The chain of a task that has a key, up to what was put so far."""
 
-    __slots__ = ("_names", "cipher", "head")
+    __slots__ = ("_encoded", "_names", "cipher", "links")
 
-    def __init__(self, cipher: TaskCipher, head: ChainHead, names: Iterable[str] | None) -> None:
+    def __init__(self, cipher: TaskCipher, links: ChainLinks, names: Iterable[str] | None) -> None:
         """names: of the recorded steps; None if they are not counted."""
         self.cipher = cipher
-        self.head = head
+        self.links = links
+        self._encoded = links.encode()
         self._names = None if names is None else set(names)
 
     def add(self, entries: Iterable[Sequence[Any]]) -> ChainHead:
         """Return the head after these entries of a checkpoint, which are not encrypted yet."""
-        _, start, base, snapshot, last = self.head
         names = self._names
         for entry in entries:
             kind = entry[0]
-            if kind in ("done", "mark"):
+            if kind == "done" or kind == "mark":  # noqa: PLR1714 - the hash of an enum calls Python
                 if names is not None:
                     names.add(entry[1])
-            elif kind in ("event", "base"):
-                if kind == "base":
-                    start, base = base or start, last
-                last = last.follow(int(entry[2]), entry[1].encode(), entry[3])
             elif kind == "drop":
                 if names is not None:
                     names.discard(entry[1])
+            elif kind == "event" or kind == "base":  # noqa: PLR1714
+                start, base, snapshot, last = self.links
+                if kind == "base":
+                    start, base = base or start, last
+                self._set(ChainLinks(start, base, snapshot, last.follow(int(entry[2]), entry[1].encode(), entry[3])))
             elif kind == "saved" and entry[1] == SNAPSHOT:
-                snapshot = last
-        if names is not None and len(names) > _MOST_NAMES:
-            self._names = names = None
-        self.head = ChainHead(None if names is None else len(names), start, base, snapshot, last)
-        return self.head
+                self._set(self.links._replace(snapshot=self.links.last))
+        if names is None:
+            return None, self._encoded
+        if len(names) > _MOST_NAMES:
+            self._names = None
+        return len(names), self._encoded
+
+    def seal(self, head: ChainHead, entries: int) -> bytes:
+        """Return a head of this chain as it is stored. entries: number of the last entry."""
+        records, links = head
+        if records is None:
+            return self.cipher.encrypt(HEAD, b"[%d,null,%b]" % (entries, links))
+        return self.cipher.encrypt(HEAD, b"[%d,%d,%b]" % (entries, records, links))
+
+    def _set(self, links: ChainLinks) -> None:
+        self.links, self._encoded = links, links.encode()
 
     def begin_after(self, number: int) -> None:
         """Let the chain begin after the event with this number."""
         link = ChainLink(number, START.digest)
-        self.head = self.head._replace(start=link, last=link)
+        self._set(ChainLinks(start=link, last=link))
+
+    def end_at(self, number: int) -> ChainHead:
+        """Return the head if the last event has this number: events before it are missing."""
+        links = self.links._replace(last=self.links.last._replace(number=number))
+        return self.add(())[0], links.encode()
 
     def copy(self) -> HashChain:
         """Return a chain with the same head, which does not change with this one."""
-        return HashChain(self.cipher, self.head, self._names)
+        return HashChain(self.cipher, self.links, self._names)
 
     def without(self, steps: Iterable[str]) -> ChainHead:
         """Return the head when the records of these steps are gone."""
         names = self._names
-        return self.head._replace(records=None if names is None else len(names.difference(steps)))
+        return None if names is None else len(names.difference(steps)), self._encoded
 
 
 def check_events(
-    task_id: str, head: ChainHead, snapshot: int | None, events: Iterable[tuple[int | None, str, bytes]]
+    task_id: str, links: ChainLinks, snapshot: int | None, events: Iterable[tuple[int | None, str, bytes]]
 ) -> None:
-    """Check the events after a snapshot, or after the start of the chain, against the head.
+    """Check the events after a snapshot, or after the start of the chain, against the chain.
 
     Args:
         snapshot: Number of the last event in the snapshot; None without one.
@@ -145,10 +164,10 @@ def check_events(
 
     Raises `ChangedCheckpoint`.
     """
-    link = head.snapshot or head.start
-    if snapshot is None and head.snapshot is not None:
+    link = links.snapshot or links.start
+    if snapshot is None and links.snapshot is not None:
         raise ChangedCheckpoint(task_id, f"its snapshot after event {link.number} is missing")
-    if snapshot is not None and (snapshot > link.number if head.snapshot is None else snapshot != link.number):
+    if snapshot is not None and (snapshot > link.number if links.snapshot is None else snapshot != link.number):
         raise ChangedCheckpoint(task_id, f"its snapshot is of event {snapshot}, and one of {link.number} was written")
     number = link.number if snapshot is None else snapshot  # before the link, if there was no key when it was written
     digest = link.digest
@@ -159,9 +178,9 @@ def check_events(
         if number > link.number:
             digest = event_digest(digest, number, event_type.encode(), content)
     else:
-        if number == head.last.number and digest == head.last.digest:
+        if number == links.last.number and digest == links.last.digest:
             return
-        if number == head.last.number:
+        if number == links.last.number:
             which = f"an event from {link.number + 1} to {number} is not the one that was written"
             raise ChangedCheckpoint(task_id, which)
         number += 1
@@ -171,14 +190,14 @@ def check_events(
 class LogCheck:
     """Check of a whole log against a head that was read before it."""
 
-    def __init__(self, task_id: str, head: ChainHead) -> None:
-        self._task_id, self._head = task_id, head
+    def __init__(self, task_id: str, links: ChainLinks) -> None:
+        self._task_id, self._links = task_id, links
         self._link: ChainLink | None = None
 
     def add(self, number: int, event_type: str, data: bytes) -> None:
         """Add the next event. Those before the start of the chain, or logged after the head was read, do not count."""
-        start = self._head.start
-        if number <= start.number or number > self._head.last.number:
+        start = self._links.start
+        if number <= start.number or number > self._links.last.number:
             return
         self._link = self._link or start
         if number != self._link.number + 1:
@@ -187,7 +206,7 @@ class LogCheck:
 
     def finish(self) -> None:
         """Raise `ChangedCheckpoint` if the events are not those of the head."""
-        last, link = self._head.last, self._link or self._head.start
+        last, link = self._links.last, self._link or self._links.start
         if link.number != last.number:
             raise ChangedCheckpoint(self._task_id, f"event {link.number + 1} is missing from its log")
         if link != last:
@@ -223,14 +242,13 @@ def checked_chain(
         if entries and not cipher.accepts_plain:
             raise ChangedCheckpoint(task_id, f"it has {entries} entries, and the head of their hash chain is missing")
         link = ChainLink(events, START.digest)
-        head = ChainHead(None if names is None else len(names), start=link, last=link)
-        return HashChain(cipher, head, names)
-    known_entries, head = open_head(cipher, stored)
+        return HashChain(cipher, ChainLinks(start=link, last=link), names)
+    known_entries, recorded, links = open_head(cipher, stored)
     if known_entries != entries:
         raise ChangedCheckpoint(task_id, f"its last entry is {known_entries}, and the counter {entries}")
-    if head.last.number != events:
-        raise ChangedCheckpoint(task_id, f"its last event is {head.last.number}, and the counter {events}")
+    if links.last.number != events:
+        raise ChangedCheckpoint(task_id, f"its last event is {links.last.number}, and the counter {events}")
     records = None if names is None else len(names)
-    if None not in (records, head.records) and records != head.records:
-        raise ChangedCheckpoint(task_id, f"the records of its steps are {records}, and {head.records} were written")
-    return HashChain(cipher, head._replace(records=records), names)
+    if None not in (records, recorded) and records != recorded:
+        raise ChangedCheckpoint(task_id, f"the records of its steps are {records}, and {recorded} were written")
+    return HashChain(cipher, links, names)

@@ -538,7 +538,7 @@ async def restore(run: Run, agent: str) -> Restored:
     state, number, started = (empty_state(), 0, False) if snapshot is None else (snapshot.state, snapshot.number, True)
     chain = run.history.chain
     if snapshot is None and chain is not None:
-        number = chain.head.start.number
+        number = chain.links.start.number
     last, missing, found = -1, 0, list[TaskEvent]()
     while last != (latest := max(run.events, run.history.events)):  # an event may be logged during the read
         await run.flush()
@@ -554,7 +554,7 @@ async def restore(run: Run, agent: str) -> Restored:
         started = started or typed.type == "started"
     if chain is not None:
         events = [(event.number, event.type, event.content) for event in found]
-        check_events(run.id, chain.head, None if snapshot is None else number, events)
+        check_events(run.id, chain.links, None if snapshot is None else number, events)
     return Restored(state, last, len(found), started, (missing, last) if missing <= last else None)
 
 

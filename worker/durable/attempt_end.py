@@ -109,7 +109,7 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
         changes += (field, cipher.encrypt(field, orjson.dumps(counts)))
     chain = history.chain
     if ended and chain is not None:
-        changes += ("head", chain.without(ended).sealed(chain.cipher, run.last_entry))
+        changes += ("head", chain.seal(chain.without(ended), run.last_entry))
     return changes
 
 

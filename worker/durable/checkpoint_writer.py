@@ -323,7 +323,7 @@ class CheckpointWriter:
         """Write the next entries."""
         entries, head = puts[-1]
         batch = entries if len(puts) == 1 else tuple(chain.from_iterable([entries for entries, _ in puts]))
-        sealed = b"" if head is None or self._cipher is None else head.sealed(self._cipher, self._last + len(batch))
+        sealed = b"" if head is None or self._chain is None else self._chain.seal(head, self._last + len(batch))
         place = (self._gateway, self._delivery, self._task_id)
         return write_entries(*place, batch, first=self._last + 1, head=sealed, replicated=replicated)
 

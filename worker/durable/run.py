@@ -326,10 +326,10 @@ class Run(HandlerTask):
         """Return the hash chain of the task's events; None without a key, or if the history cannot be decrypted."""
         history = self.history
         if history.chain is None and not history.entries and self.gateway.encryptor.active:
-            from ...queues.security.hash_chain import ChainHead, HashChain
+            from ...queues.security.hash_chain import ChainLinks, HashChain
 
             cipher = self.gateway.encryptor.of(self.delivery.partition, self.id)
-            history.chain = HashChain(cipher, ChainHead(), ())
+            history.chain = HashChain(cipher, ChainLinks(), ())
         return history.chain
 
     @property

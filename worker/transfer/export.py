@@ -217,7 +217,7 @@ async def _write_inbox(gateway: Gateway, partition: Partition, task_id: str, out
 async def _write_log(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> int:
     cipher, after, count = gateway.encryptor.of(partition, task_id), "0-0", 0
     stored = await gateway.command("HGET", partition.record(task_id), "head")
-    check = None if stored is None else LogCheck(task_id, open_head(cipher, stored)[1])
+    check = None if stored is None else LogCheck(task_id, open_head(cipher, stored)[2])
     while True:
         page = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", _PAGE)
         for entry, values in page:
