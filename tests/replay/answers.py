@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 
 from perdure import Agent, AgentState, App, Context, PlanStep, SyncContext
@@ -49,7 +50,9 @@ def answer_before_the_question(app: App, world: Journal) -> Task[Any, Any]:
         async def send() -> None:
             handle = await app.producer.find(ctx.task_id)
             assert handle is not None
-            await handle.answer("approval", True, answer_id="early")
+            # as another program does: a task cannot answer its own question
+            answered = handle.answer("approval", True, answer_id="early")
+            await asyncio.get_running_loop().create_task(answered, context=contextvars.Context())
 
         await ctx.step("send", send)
         approved = await ctx.wait_for("approval", bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from typing import Any, ClassVar
 
 import pytest
@@ -54,7 +56,9 @@ HANDLES: dict[str, TaskHandle[Any]] = {}
 
 
 async def correct(task_id: str, changes: dict[str, Any]) -> int:
-    return (await HANDLES[task_id].correct(changes, by="ada", message_id=str(changes))).number
+    """Correct the state as a person does, who is not within the task."""
+    act = HANDLES[task_id].correct(changes, by="ada", message_id=str(changes))
+    return (await asyncio.get_running_loop().create_task(act, context=contextvars.Context())).number
 
 
 async def enqueue(app: App, kind: type[Agent[Any]], name: str = "planner", **options: Any) -> TaskHandle[Any]:

@@ -715,7 +715,12 @@ def test_keys_are_generated_and_listed(monkeypatch: pytest.MonkeyPatch, tmp_path
     printed = call("keys", "generate")
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", printed.out.strip())
     (known,) = call("keys", "list").ids
-    assert call("keys", "list", "--json").json == {"keys": [known], "required": False}
+    assert call("keys", "list", "--json").json == {
+        "keys": [known],
+        "required": False,
+        "approvers": [],
+        "signs_as": None,
+    }
     assert printed.out.strip() not in call("keys", "list").out
     file = tmp_path / "keys"
     assert call("keys", "generate", "-o", str(file)).code == 0
