@@ -21,7 +21,8 @@
 -- put_off(due_set, nudges, record, task, due): add the task to the due set, and wake a worker that sleeps until a later
 --   one. The record keeps the time, should the due set be lost (see put_back.lua), and that of the enqueue.
 -- end_attempt(record, steps, first, ttl): change the checkpoint for the next attempt: from this index on, ARGV has pairs of a
---   field and its value; an empty value deletes the field, and `head` is that of the hash chain, in the record.
+--   field and its value; an empty value deletes the field. `head:N` is the head of the hash chain, in the record, if N entries
+--   are stored: after a lost reply, the run does not know whether its last ones are.
 --   ttl: of the checkpoint in milliseconds. Called last.
 local function fence_text()
   return ARGV[3] .. ' ' .. ARGV[4]
@@ -82,8 +83,11 @@ end
 
 local function end_attempt(record, steps, first, ttl)
   for i = first, #ARGV, 2 do
-    if ARGV[i] == 'head' then
-      redis.call('HSET', record, 'head', ARGV[i + 1])
+    local entries = string.match(ARGV[i], '^head:(%d+)$')
+    if entries then
+      if entries == redis.call('HGET', record, 'entries') then
+        redis.call('HSET', record, 'head', ARGV[i + 1])
+      end
     elseif ARGV[i + 1] ~= '' then
       redis.call('HSET', steps, ARGV[i], ARGV[i + 1])
       if ttl then

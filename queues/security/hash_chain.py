@@ -147,6 +147,10 @@ class HashChain:
         """Return a chain with the same head, which does not change with this one."""
         return HashChain(self.cipher, self.links, self._names)
 
+    def go_back(self, before: HashChain) -> None:
+        """Forget what was added after `before` was copied."""
+        self.links, self._encoded, self._names = before.links, before._encoded, before._names
+
     def without(self, steps: Iterable[str]) -> ChainHead:
         """Return the head when the records of these steps are gone."""
         names = self._names

@@ -852,9 +852,11 @@ class Ledger:
     def _end_attempt(self, task: str, changes: Mapping[str, bytes], ttl: int | None = None) -> None:
         """Change the checkpoint for the next attempt; an empty value deletes the field."""
         steps = self.at.steps(task)
-        if head := changes.get("head"):
-            self.held.put(self.at.record(task), {"head": head})
-        if kept := {name: value for name, value in changes.items() if value and name != "head"}:
+        record = self.at.record(task)
+        entries = int(self.held.get(record, "entries") or 0)
+        if entries and (head := changes.get(f"head:{entries}")):
+            self.held.put(record, {"head": head})
+        if kept := {name: value for name, value in changes.items() if value and name[:5] != "head:"}:
             self.held.put(steps, kept)
             if ttl is not None:
                 self.held.expire(ttl, steps)

@@ -167,7 +167,7 @@ changes = st.sampled_from(
         NO_CHANGES,
         NO_CHANGES,
         {"d:s": b"", "i:s": b"", "s:u:1": b""},
-        {"s:#forgotten": b"1", "d:s": b"", "head": b"head of an attempt"},
+        {"s:#forgotten": b"1", "d:s": b"", "head:1": b"head of an attempt", "head:2": b"head of another"},
     ]
 )
 """Fields of the checkpoint for the next attempt."""

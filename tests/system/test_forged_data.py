@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Settings, State, TaskHandle
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
 from perdure.deadletter.policy import Reason
-from perdure.queues import DecryptionError, TaskFailed
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import DecryptionError, TaskFailed, Unavailable
+from perdure.queues.delivery.checkpoint import Written
 from perdure.queues.errors import TamperedData
 from perdure.queues.event_log import read_events
 from perdure.worker.agents.identity import Identity, load_identity, set_identity
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
+from perdure.worker.durable.journal.handoff.document import HANDOFF
 from perdure.worker.errors import IdentityError
 from perdure.worker.transfer.export import export_task
 
@@ -264,3 +269,37 @@ async def test_a_forged_successor_does_not_give_the_result(app: App) -> None:
         with pytest.raises(DecryptionError):
             await waiting.result(timeout=5)
         await redis_command(app, "HSET", waiting.partition.record(waiting.id), "state", "scheduled")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_an_attempt_whose_last_reply_is_lost_is_continued(
+    app: App, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run does not know whether its handoff document is stored, and drops the record of a step."""
+    write, ran, lost = CheckpointWriter._write, list[int](), list[bool]()
+
+    async def cut_off(writer: CheckpointWriter, puts: Sequence[Any], *, replicated: bool = False) -> Written:
+        if puts[-1][0][-1].step != HANDOFF:
+            return await write(writer, puts, replicated=replicated)
+        lost.append(stored)
+        if stored:
+            await write(writer, puts)
+        raise Unavailable("the reply is lost")
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def charge(ctx: Context) -> int:
+        await ctx.step("charge", ran.append, len(ran))
+        if len(ran) == 1:
+            await ctx.forget("charge")
+            raise ValueError("refunded")
+        return len(ran)
+
+    async with app:
+        monkeypatch.setattr(CheckpointWriter, "_write", cut_off)
+        handle = await charge.enqueue()
+        await work_off(app)
+        dead = await letter(app, handle)
+        assert lost == [stored]
+        await replay(app.producer.gateway, dead, Replay())
+        await work_off(app)
+        assert await handle.result() == 2

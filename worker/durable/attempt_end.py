@@ -107,10 +107,7 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
         field = f"s:{FORGOTTEN}"
         cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
         changes += (field, cipher.encrypt(field, orjson.dumps(counts)))
-    chain = history.chain
-    if ended and chain is not None:
-        changes += ("head", chain.seal(chain.without(ended), run.last_entry))
-    return changes
+    return changes + run.heads_without(ended) if ended else changes
 
 
 def _notes(run: Run, records: Mapping[str, bytes]) -> list[Argument]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -25,6 +25,7 @@ from ...queues.errors import EntriesLost, LeaseLost
 from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
+from ...queues.transport.pipelining import Argument
 from ..log import log_wait, logger
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class CheckpointWriter:
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._chain = chain
         self._first: _Entries = ()
+        self._maybe: _Entries = ()
+        """Entries of `put_or_drop` that are dropped, and may be stored all the same."""
         self._excuse = excuse
         self._reported: dict[tuple[Kind, str], tuple[Entry, float]] = {}
         """The latest reports that wait for a write, and their times: progress, and values with their counts."""
@@ -228,7 +231,8 @@ class CheckpointWriter:
         Raises:
             QueueError: The entries are not stored, or it is not known.
         """
-        before = None if self._chain is None else self._chain.copy()
+        chain = self._chain
+        before = None if chain is None else chain.copy()
         put = self._sealed(entries)
         try:
             while True:
@@ -243,8 +247,25 @@ class CheckpointWriter:
                         self.mail = written.mail
                         return written.cancel
         except BaseException:
-            self._chain = before
+            if chain is not None and before is not None:
+                chain.go_back(before)
+                self._maybe = entries
             raise
+
+    def heads_without(self, steps: Collection[str]) -> list[Argument]:
+        """Return the heads of the hash chain when the records of these steps are gone, as changes of the checkpoint.
+
+        There are two if the reply to the last entries was lost: the script takes that of the stored ones.
+        """
+        chain, last = self._chain, self._last
+        if chain is None:
+            return []
+        heads: list[Argument] = [f"head:{last}", chain.seal(chain.without(steps), last)]
+        if self._maybe:
+            more, last = chain.copy(), last + len(self._maybe)
+            more.add(self._maybe)
+            heads += (f"head:{last}", more.seal(more.without(steps), last))
+        return heads
 
     async def send_again(self, lost: EntriesLost) -> None:
         """Store the entries that Redis has lost. Raises `LeaseLost`, `EntriesLost` if they are not kept any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ from ...queues.records import shown_arguments
 from ...queues.runtime import RUNTIME
 from ...queues.security.redaction import Redaction
 from ...queues.transport.gateway import Gateway
+from ...queues.transport.pipelining import Argument
 from ..errors import RunStopped, TaskIdle, TaskTimeout
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
@@ -331,6 +332,16 @@ class Run(HandlerTask):
             cipher = self.gateway.encryptor.of(self.delivery.partition, self.id)
             history.chain = HashChain(cipher, ChainLinks(), ())
         return history.chain
+
+    def heads_without(self, steps: Collection[str]) -> list[Argument]:
+        """Return the heads of the hash chain when the records of these steps are gone, as changes of the checkpoint."""
+        chain = self.history.chain
+        if self._recorder is not None:
+            return self._recorder.heads_without(steps)
+        if chain is None:
+            return []
+        entries = self.history.entries
+        return [f"head:{entries}", chain.seal(chain.without(steps), entries)]
 
     @property
     def has_written(self) -> bool:
