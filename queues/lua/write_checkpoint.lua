@@ -54,7 +54,7 @@ if last < number - 1 then
   return -1 - last
 end
 -- New results of plain steps alone, which nearly all calls write, need no functions: a call of the script creates each.
-local plain = not KEYS[7] and last == number - 1 and ARGV[6] == '' and ARGV[7]
+local plain = not KEYS[7] and last == number - 1 and ARGV[7]
 for i = 7, plain and #ARGV or 0, 4 do
   plain = plain and ARGV[i] == 'done'
 end
@@ -67,10 +67,13 @@ if plain then
     redis.call('PUBLISH', KEYS[2], 'step_completed')
     number = number + 1
   end
-  if writer then
-    redis.call('HSET', KEYS[2], 'entries', number - 1, 'first', writer)
+  if ARGV[6] ~= '' then
+    redis.call('HSET', KEYS[2], 'entries', number - 1, 'head', ARGV[6])
   else
     redis.call('HSET', KEYS[2], 'entries', number - 1)
+  end
+  if writer then
+    redis.call('HSET', KEYS[2], 'first', writer)
   end
   return {asked, latest}
 end

@@ -155,7 +155,8 @@ def make_answer_keys(text: str, file: Path | None, own: Path | None) -> AnswerKe
         source = f"approvers file {file}"
         lines = read_lines(file, source, secret=False)
     else:
-        source, lines = "PERDURE_APPROVERS", _LINES.split(text)
+        source = "PERDURE_APPROVERS"
+        lines = _LINES.split(text)
     known = read_approvers(lines, source) if text.strip() or file is not None else None
     key = None if own is None else ApproverKey.read(own.expanduser())
     if known is None and key is None:

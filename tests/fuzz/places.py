@@ -109,6 +109,7 @@ NO_KEYS: Final[dict[type, frozenset[str]]] = {
     Namespace: frozenset(
         {
             "name",
+            "tenant",
             "partition",
             "session_partitions",
             "shared_keys",

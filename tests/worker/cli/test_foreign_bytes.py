@@ -14,6 +14,7 @@ from perdure import Settings
 from perdure.queues import Address, Gateway, Namespace, Partition
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import SessionPartition
+from perdure.queues.sessions.record import SessionAddress
 
 from tests.support.command_line import call
 
@@ -311,9 +312,9 @@ def test_commands_of_a_task_explain_a_damaged_field(
 
 
 def test_a_damaged_number_of_a_session_is_named(server: redis.Redis, settings: Settings) -> None:
-    group = sessions(settings)
-    server.hset(group.session(DIGEST), mapping={"born": 1, "agent": "chat", "id": "u", "at": "inf"})
-    server.zadd(group.timeline, {DIGEST: 5e12})
+    address = SessionAddress.of(Namespace(settings.namespace), "chat", "u")
+    server.hset(address.session, mapping={"born": 1, "agent": "chat", "id": "u", "at": "inf"})
+    server.zadd(address.partition.timeline, {address.digest: 5e12})
     shown = call("session", "list")
     assert "at must be a number, got 'inf'; forget the session" in shown.out.replace("\n", " ")
     assert " days ago" not in shown.out
