@@ -23,8 +23,8 @@ from ...web.answer_forms import AnswerField, InvalidForm, make_form, read_answer
 WHOLE: Final = "answer"
 """Property of the form of an answer that is no object."""
 
-_SEPARATOR: Final = "~"
-_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
+_SEPARATOR: Final = ":"
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 _PRIMITIVES: Final = frozenset({"string", "number", "integer", "boolean"})
 

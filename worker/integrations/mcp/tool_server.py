@@ -44,6 +44,7 @@ from ....queues.catalog import Catalog, read_catalog
 from ....queues.errors import PerdureError, TaskNotFound
 from ....queues.event_log import TaskEvent
 from ....queues.handle import TaskHandle
+from ....queues.inbox import ACTING_TASK
 from ....queues.records import Record, State
 from ....queues.waits import OpenWait, read_live_waits
 from ....queues.wording import iso_time
@@ -174,9 +175,10 @@ class ToolServer:
         return made
 
     def _guarded(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Return a handler whose problems are errors of MCP."""
+        """Return a handler whose problems are errors of MCP. It acts for its user, also for a client within a task."""
 
         async def guarded(ctx: ServerRequestContext[Any, Any], params: Any) -> Any:
+            acting = ACTING_TASK.set(None)
             try:
                 return await handler(ctx, params)
             except Problem as problem:
@@ -186,6 +188,8 @@ class ToolServer:
                 if not self._user_of(ctx).sees_all:
                     found = found.without_server()
                 raise MCPError(_code(found), found.detail) from None
+            finally:
+                ACTING_TASK.reset(acting)
 
         return guarded
 
