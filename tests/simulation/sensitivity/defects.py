@@ -15,6 +15,10 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "an entry that is stored is applied again": (("if number <= last then\n    kind = 'stored'\n  end", ""),),
     "a fence without the delivery count": (
         (" and tostring(pending[4]) == ARGV[4]\nend\n\nlocal function settled", "\nend\n\nlocal function settled"),
+        (
+            " and tostring(pending[4]) == ARGV[4]) then\n  return 0\nend\nlocal asked",
+            ") then\n  return 0\nend\nlocal asked",
+        ),
     ),
     "a fence without the worker": (
         ("return pending and pending[2] == ARGV[2] and tostring", "return pending and tostring"),

@@ -17,7 +17,7 @@ from .guards import FUNCTION, ROOT, Guard
 from .module_guards import guards_of_modules, without_guards
 from .script_guards import guards_of_scripts, rewritten
 
-__all__ = ["Survey", "body_of", "take_out"]
+__all__ = ["Survey", "parts_of", "take_out"]
 
 
 def take_out(guard: Guard) -> Callable[[bytes], bytes]:
@@ -35,11 +35,11 @@ def _replace(guards: Sequence[Guard], function: Callable[[str, Any, bool], Any])
     by_path: dict[str, set[str]] = {}
     for guard in guards:
         by_path.setdefault(guard.path, set()).add(str(guard))
-    changes = []
+    changes: list[tuple[bytes, bytes]] = []
     for path, names in by_path.items():
         if path.endswith(".lua"):
             text = (ROOT / path).read_text()
-            changes.append((body_of(text), body_of(rewritten(path, partial(_call, names)))))
+            changes += zip(parts_of(text), parts_of(rewritten(path, partial(_call, names))), strict=True)
     get_code = importlib.machinery.SourceFileLoader.get_code
 
     def changed_code(loader: Any, name: str) -> CodeType | None:
@@ -60,10 +60,14 @@ def _replace(guards: Sequence[Guard], function: Callable[[str, Any, bool], Any])
     return alter
 
 
-def body_of(script: str) -> bytes:
-    """Return a script without the comment at its start, in which the scripts of later releases differ."""
+def parts_of(script: str) -> list[bytes]:
+    """Return a script without the comment at its start, in which the scripts of later releases differ.
+
+    One that is frequent has two parts: that before its preludes and that after them.
+    """
     lines = script.split("\n")
-    return "\n".join(lines[next(at for at, line in enumerate(lines) if not line.startswith("--")) :]).encode()
+    body = "\n".join(lines[next(at for at, line in enumerate(lines) if not line.startswith("--")) :])
+    return [part.encode() for part in body.split("\n-- preludes\n")]
 
 
 def _call(names: Collection[str], guard: Guard, wanted: str) -> str:
