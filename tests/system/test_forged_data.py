@@ -12,15 +12,18 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, 
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import DecryptionError, TaskFailed, Unavailable
-from perdure.queues.delivery.checkpoint import Written
+from perdure.queues.delivery.checkpoint import Kind, Written
 from perdure.queues.errors import TamperedData
 from perdure.queues.event_log import read_events
+from perdure.queues.security.hash_chain import open_head
 from perdure.worker.agents.identity import Identity, load_identity, set_identity
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.durable.journal.handoff.document import HANDOFF
+from perdure.worker.durable.journal.run_events import PromiseKept
 from perdure.worker.errors import IdentityError
 from perdure.worker.transfer.export import export_task
 
+from tests.support.runs import current_run
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import letter, redis_command, work_off
 
@@ -271,12 +274,9 @@ async def test_a_forged_successor_does_not_give_the_result(app: App) -> None:
         await redis_command(app, "HSET", waiting.partition.record(waiting.id), "state", "scheduled")
 
 
-@pytest.mark.parametrize("stored", [True, False])
-async def test_an_attempt_whose_last_reply_is_lost_is_continued(
-    app: App, stored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run does not know whether its handoff document is stored, and drops the record of a step."""
-    write, ran, lost = CheckpointWriter._write, list[int](), list[bool]()
+def lose_documents(monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> list[bool]:
+    """Let each write of a handoff document fail, after it is stored or before; return the list of these writes."""
+    write, lost = CheckpointWriter._write, list[bool]()
 
     async def cut_off(writer: CheckpointWriter, puts: Sequence[Any], *, replicated: bool = False) -> Written:
         if puts[-1][0][-1].step != HANDOFF:
@@ -285,6 +285,17 @@ async def test_an_attempt_whose_last_reply_is_lost_is_continued(
         if stored:
             await write(writer, puts)
         raise Unavailable("the reply is lost")
+
+    monkeypatch.setattr(CheckpointWriter, "_write", cut_off)
+    return lost
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_an_attempt_whose_last_reply_is_lost_is_continued(
+    app: App, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run does not know whether its handoff document is stored, and drops the record of a step."""
+    ran, lost = list[int](), lose_documents(monkeypatch, stored=stored)
 
     @app.task(retry=Retry(max_attempts=1))
     async def charge(ctx: Context) -> int:
@@ -295,7 +306,6 @@ async def test_an_attempt_whose_last_reply_is_lost_is_continued(
         return len(ran)
 
     async with app:
-        monkeypatch.setattr(CheckpointWriter, "_write", cut_off)
         handle = await charge.enqueue()
         await work_off(app)
         dead = await letter(app, handle)
@@ -303,3 +313,36 @@ async def test_an_attempt_whose_last_reply_is_lost_is_continued(
         await replay(app.producer.gateway, dead, Replay())
         await work_off(app)
         assert await handle.result() == 2
+
+
+async def test_a_report_before_an_event_that_is_not_stored_does_not_count_it(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report is stored first. A process that dies between the two leaves a head of what is stored."""
+    write, counted = CheckpointWriter._write, list[tuple[int, int]]()
+
+    async def fail(writer: CheckpointWriter, puts: Sequence[Any], *, replicated: bool = False) -> Written:
+        if puts[-1][0][-1].kind is Kind.EVENT:
+            raise Unavailable("the server is gone")
+        return await write(writer, puts, replicated=replicated)
+
+    @app.task
+    async def collect(ctx: Context) -> None:
+        run = current_run(ctx)
+        await ctx.progress(1, 2)
+        await run.flush()
+        await ctx.progress(2, 2)  # waits for the next write
+        with monkeypatch.context() as patched, pytest.raises(Unavailable):
+            patched.setattr(CheckpointWriter, "_write", fail)
+            await run.recorder.put_or_drop(run.next_entry(PromiseKept(what="the report", to="ada")))
+        stored = await redis_command(app, "HMGET", run.delivery.partition.record(run.id), "head", "events", "entries")
+        known_entries, _, links = open_head(
+            app.producer.gateway.encryptor.of(run.delivery.partition, run.id), stored[0]
+        )
+        counted.extend([(known_entries, int(stored[2])), (links.last.number, int(stored[1] or 0))])
+
+    async with app:
+        handle = await collect.enqueue()
+        await work_off(app)
+        await handle.result()
+        assert counted == [(2, 2), (0, 0)]

@@ -231,13 +231,15 @@ class CheckpointWriter:
         Raises:
             QueueError: The entries are not stored, or it is not known.
         """
-        chain = self._chain
+        chain, put = self._chain, None
         before = None if chain is None else chain.copy()
-        put = self._sealed(entries)
         try:
             while True:
                 await self.flush()
                 async with self._writing:
+                    if self._pending:  # put meanwhile: the head of the chain has them
+                        continue
+                    put = put or self._sealed(entries)
                     try:
                         written = await self._write([put])
                     except EntriesLost as lost:
