@@ -30,7 +30,7 @@ from .support.origin import ROOT
 __all__ = ["compare", "merge_base"]
 
 _BRANCHES = ("origin/HEAD", "origin/main", "main")
-"""What a branch is merged into, the first that exists."""
+"""Branches to compare with: the first that exists."""
 
 _ONLY = ("throughput", "enqueue", "steps")
 

@@ -19,7 +19,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── DecryptionError         encrypted data cannot be decrypted by this process
 │   │   ├── KeyMissing          it was encrypted with a key that this process does not have
 │   │   ├── TamperedData        it was changed, or belongs to another task, step or kind
-│   │   │   └── ChangedCheckpoint  entries of a checkpoint or a log are missing, or are not those that were written
+│   │   │   └── ChangedCheckpoint  events, step records or the snapshot of a task are missing or were changed
 │   │   └── NotEncrypted        it is plain, and only encrypted data is accepted
 │   ├── NoKey                   a message to encrypted data, from a process without a key
 │   ├── LeaseLost               a write was refused because another worker has the delivery
@@ -251,7 +251,7 @@ class TamperedData(DecryptionError):
 
 
 class ChangedCheckpoint(TamperedData):
-    """Entries of a task's checkpoint or of its log are missing, or are not those that its runs have written."""
+    """Events, step records or the snapshot of a task are missing, or were changed in Redis by another program."""
 
     def __init__(self, task_id: str, problem: str) -> None:
         self.what = f"the checkpoint of task {task_id}"

@@ -16,7 +16,7 @@ __all__ = ["DIRTY", "Origin", "commit_of_tree", "processor"]
 ROOT = Path(__file__).parents[2]
 
 DIRTY = "-dirty"
-"""What the commit ends with if the measured code differs from it."""
+"""End of a commit if the measured code differs from it."""
 
 _MEASURED = ("*.py", "*.lua", "pyproject.toml")
 """The files whose changes make a tree dirty: a run writes its figures into documents, which it does not measure."""

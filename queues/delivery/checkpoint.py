@@ -247,8 +247,7 @@ class History:
         from ..security.hash_chain import checked_chain
 
         names = None if self.pages is not None else self.done
-        counters: Any = {"entries": self.entries, "events": self.events, "names": names}
-        self.chain = checked_chain(cipher.task_id, cipher, self.head, **counters)
+        self.chain = checked_chain(cipher, self.head, entries=self.entries, events=self.events, names=names)
 
 
 class Written(NamedTuple):
@@ -458,7 +457,7 @@ async def edit_checkpoint(
     cipher = gateway.encryptor.of(partition, task_id)
     kind, data = event
     logged = Entry(Kind.EVENT, kind, b"%d" % (position.events + 1), data)
-    chain = await read_chain(gateway, partition, task_id, position)
+    chain = await _read_chain(gateway, partition, task_id, position)
     head = b""
     if chain is not None:
         gone = [Entry(Kind.DROP, name[2:], b"") for name in dropped if name.startswith("d:")]
@@ -487,7 +486,7 @@ async def edit_checkpoint(
     return None if answer == 0 else bool(answer == 2)
 
 
-async def read_chain(gateway: Gateway, partition: Partition, task_id: str, position: Position) -> HashChain | None:
+async def _read_chain(gateway: Gateway, partition: Partition, task_id: str, position: Position) -> HashChain | None:
     """Return the hash chain of a task that no worker has; None without a key.
 
     position: What was read before. Raises `DecryptionError`.
@@ -500,8 +499,7 @@ async def read_chain(gateway: Gateway, partition: Partition, task_id: str, posit
     from ..security.hash_chain import checked_chain
 
     names = await recorded_steps(gateway, partition, task_id) if fields <= MAX_COUNTED else None
-    counters: dict[str, Any] = {"entries": position.entries, "events": position.events, "names": names}
-    return checked_chain(task_id, cipher, head, **counters)
+    return checked_chain(cipher, head, entries=position.entries, events=position.events, names=names)
 
 
 _MARK: Final = ("state", "events", "entries", "settled", "replays", "dead", "waits", "at", "entry", "token")

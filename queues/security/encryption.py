@@ -43,6 +43,8 @@ bytes (5.2.1.1); the payload limit is far below.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -56,7 +58,6 @@ from .secret_arguments import SecretPaths
 
 if TYPE_CHECKING:
     from .aesgcm import Cipher
-    from .signature import Signer
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
@@ -74,6 +75,9 @@ _OVERHEAD: Final = 34
 _ENCRYPTING: Final = b"perdure task key"
 _SIGNING: Final = b"perdure task signature"
 """Labels of the keys that are derived."""
+
+_SIGNATURE: Final = 32
+"""Bytes of a signature."""
 
 _NEWEST: Final = 15
 """Highest version that a later release may use; data with any other was never encrypted, or was changed."""
@@ -163,6 +167,28 @@ class Encryptor:
         return f"Encryptor(keys={list(self.key_ids)}, required={self.required})"
 
 
+class Signer:
+    """Signing and verification with one task's key: HMAC-SHA-256 (RFC 2104) over the data and what it is bound to."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def encrypt(self, data: bytes, associated: bytes) -> bytes:
+        """Return the signature and the data."""
+        return self._digest(data, associated) + data
+
+    def decrypt(self, data: bytes, associated: bytes) -> bytes | None:
+        """Return the data; None if it or the associated data was changed."""
+        given, signed = data[:_SIGNATURE], data[_SIGNATURE:]
+        return signed if hmac.compare_digest(given, self._digest(signed, associated)) else None
+
+    def _digest(self, data: bytes, associated: bytes) -> bytes:
+        # the length says where the associated data ends
+        return hmac.digest(self._key, b"%d " % len(associated) + associated + data, hashlib.sha256)
+
+
 class TaskCipher:
     """Encryption and decryption of one task's data."""
 
@@ -229,7 +255,7 @@ class TaskCipher:
         if cipher is None:
             signed = header[1:2] == SIGNED
             key = ring.derive(header[2:], _SIGNING if signed else _ENCRYPTING, self._context)
-            cipher = self._ciphers[header] = (_signer_type() if signed else _cipher_type())(key)
+            cipher = self._ciphers[header] = (Signer if signed else _cipher_type())(key)
         return cipher
 
     def _associated(self, header: bytes, kind: str) -> bytes:
@@ -258,12 +284,6 @@ def _cipher_type() -> type[Cipher]:
             "encryption needs the package cryptography: pip install 'perdure[encryption]'"
         ) from None
     return Cipher
-
-
-def _signer_type() -> type[Signer]:
-    from .signature import Signer
-
-    return Signer
 
 
 NO_KEYS: Final = Encryptor()

@@ -104,13 +104,13 @@ class HashChain:
         names = self._names
         for entry in entries:
             kind = entry[0]
-            if kind == "done" or kind == "mark":  # noqa: PLR1714 - the hash of an enum calls Python
+            if kind in ("done", "mark"):
                 if names is not None:
                     names.add(entry[1])
             elif kind == "drop":
                 if names is not None:
                     names.discard(entry[1])
-            elif kind == "event" or kind == "base":  # noqa: PLR1714
+            elif kind in ("event", "base"):
                 start, base, snapshot, last = self.links
                 if kind == "base":
                     start, base = base or start, last
@@ -218,7 +218,6 @@ class LogCheck:
 
 
 def checked_chain(
-    task_id: str,
     cipher: TaskCipher,
     stored: bytes | None,
     *,
@@ -240,6 +239,7 @@ def checked_chain(
         ChangedCheckpoint: They do not agree.
         DecryptionError: The head is of another key, or was changed.
     """
+    task_id = cipher.task_id
     if stored is None:
         if not cipher.encrypts:
             return None

@@ -164,7 +164,7 @@ def corrections_field(serial: int) -> str:
 
 
 class SessionInputs(NamedTuple):
-    """SessionInputs of an agent without its goal, as plain data, and the paths of their secrets."""
+    """Inputs of an agent without its goal, as plain data, and the paths of their secrets."""
 
     values: dict[str, Any]
     secrets: SecretPaths

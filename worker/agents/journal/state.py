@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 from pydantic import (
     AfterValidator,
@@ -59,8 +59,7 @@ class StepStatus(StrEnum):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Write a status as the text that it is: reading `value` calls Python, for each step of each checkpoint."""
-        schema: Any = {**handler(source), "serialization": core_schema.simple_ser_schema("str")}
-        return schema  # type: ignore[no-any-return]
+        return cast("CoreSchema", {**handler(source), "serialization": core_schema.simple_ser_schema("str")})
 
 
 class PlanStep(BaseModel):
