@@ -40,6 +40,8 @@ Help texts are imperative sentences with a full stop: what the command does, whe
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import signal
 import sys
@@ -134,6 +136,7 @@ for command in COMMANDS:
 def main(args: list[str] | None = None) -> None:
     """Run one command and exit with its exit code (see support/errors.py)."""
     _accept_interrupts()
+    atexit.register(gc.freeze)  # else the interpreter searches all modules for garbage before it ends
     logging.getLogger("perdure").addHandler(logging.NullHandler())  # `worker run` shows what is logged
     try:
         code = commands.main(args, prog_name="perdure", standalone_mode=False)
