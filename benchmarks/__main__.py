@@ -26,6 +26,7 @@ from .measures.footprint import FOOTPRINT
 from .measures.latency import LATENCY
 from .measures.measure import Figure, Measure, Row, rows_of
 from .measures.memory import MEMORY
+from .measures.processes import PROCESSES
 from .measures.release import RELEASE
 from .measures.startup import STARTUP
 from .measures.steps import STEPS
@@ -46,6 +47,7 @@ def measures(size: Size) -> list[Measure]:
         LATENCY,
         DUE,
         STARTUP,
+        PROCESSES,
         FOOTPRINT,
         BACKLOG,
         MEMORY,

@@ -1,20 +1,16 @@
-"""Memory of an idle worker, and memory of the server after a million tasks have expired."""
+"""Memory of the server after a million tasks have expired."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import Mapping
 
-import psutil
 from perdure import Context, Worker
 
 from ..raw.client import RawClient
 from ..sizes import Size
 from ..support.deployment import Deployment
-from ..support.processes import started
 from .measure import Figure, Line, Measure
 
 __all__ = ["MEMORY"]
@@ -27,29 +23,10 @@ _GONE_WITHIN = 120.0
 _OTHERS = 10
 """More keys with a TTL than a queue has besides its records."""
 
-_MEGABYTE = 1e6
-
 
 async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
-    before, after = await _expired(deployment, size.expired)  # first: the worker killed below stays registered for 30 s
-    async with started("benchmarks.support.worker_process", deployment) as replica:
-        idle = _resident(replica.pid)
-    bare = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "print(flush=True); input()", stdin=PIPE, stdout=PIPE
-    )
-    try:
-        assert bare.stdout is not None
-        await bare.stdout.readline()
-        limit = _resident(bare.pid)
-    finally:
-        bare.kill()
-        await bare.wait()
-    return {"idle_memory": Figure(idle, limit), "expired_memory": Figure(after / before, 1.0)}
-
-
-def _resident(pid: int) -> float:
-    found: int = psutil.Process(pid).memory_info().rss
-    return found / _MEGABYTE
+    before, after = await _expired(deployment, size.expired)
+    return {"expired_memory": Figure(after / before, 1.0)}
 
 
 async def _expired(deployment: Deployment, count: int) -> tuple[int, int]:
@@ -93,10 +70,7 @@ def _info(client: RawClient, section: str, name: bytes) -> int:
 
 MEMORY = Measure(
     "memory",
-    [
-        Line("idle_memory", "memory of an idle worker process", "MB", "an idle interpreter"),
-        Line("expired_memory", "server memory after all tasks have expired", "times", "before them"),
-    ],
+    [Line("expired_memory", "server memory after all tasks have expired", "times", "before them")],
     _round,
     repeated=False,
 )

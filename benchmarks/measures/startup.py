@@ -21,14 +21,18 @@ async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
     return {
         "import": Figure(await _milliseconds("-c", "import perdure"), bare),
         "help": Figure(await _milliseconds("-m", "perdure.worker.cli", "--help"), bare),
+        "task_list": Figure(await _milliseconds(*_TASK_LIST, environment=deployment.environment), bare),
         "ready": Figure(await _ready(deployment), bare),
     }
 
 
-async def _milliseconds(*command: str) -> float:
+_TASK_LIST = ("-m", "perdure.worker.cli", "task", "list")
+
+
+async def _milliseconds(*command: str, environment: Mapping[str, str] | None = None) -> float:
     """Return the time until the process has exited."""
     began = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=DEVNULL)
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=DEVNULL, env=environment)
     if await process.wait() != 0:
         raise RuntimeError(f"{' '.join(command)} failed")
     return (time.perf_counter() - began) * 1000
@@ -48,6 +52,7 @@ STARTUP = Measure(
     [
         Line("import", "import perdure", "ms", _LIMIT),
         Line("help", "perdure --help", "ms", _LIMIT),
+        Line("task_list", "perdure task list", "ms", _LIMIT),
         Line("ready", "process start until the worker reads", "ms", _LIMIT),
     ],
     _round,
