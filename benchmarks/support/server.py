@@ -18,7 +18,7 @@ import redis
 from ..raw.client import RawClient
 from .deployment import Deployment
 
-__all__ = ["NoServer", "given_server", "own_server", "server_line"]
+__all__ = ["NoServer", "given_server", "own_server", "server_line", "server_program"]
 
 _STARTED_WITHIN = 20.0
 _STOPPED_WITHIN = 20.0
@@ -43,7 +43,7 @@ def own_server(*, fsync: bool) -> Iterator[Deployment]:
         kept = ("yes", "always") if fsync else ("no", "no")
         options = ("--save", "", "--appendonly", kept[0], "--appendfsync", kept[1], "--logfile", log)
         server = subprocess.Popen(
-            [_program(), "--port", "0", "--unixsocket", socket, "--dir", data, *options],
+            [server_program(), "--port", "0", "--unixsocket", socket, "--dir", data, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
@@ -84,7 +84,7 @@ def server_line(deployment: Deployment) -> str:
     return f"{name} {version} on a {way}, {_durability(setting)}"
 
 
-def _program() -> Path:
+def server_program() -> Path:
     found = shutil.which("redis-server")
     if found is not None:
         return Path(found)
