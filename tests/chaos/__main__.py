@@ -39,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--faults", type=_faults, default=Options.faults, metavar="A,B", help="inject only these faults")
     mixes = ("all", "waits", "streams", "limits", "mixed")
     run.add_argument("--mix", choices=mixes, default=Options.mix, help="only these tasks (all)")
+    run.add_argument("--spared", type=int, default=Options.spared, help="more hosts, which no fault hits (%(default)s)")
+    run.add_argument("--sample", action="store_true", help="sample memory, and compare the parts of the run")
     check = commands.add_parser("check", help="check a kept journal")
     check.add_argument("journal", type=Path)
     return parser

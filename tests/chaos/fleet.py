@@ -123,9 +123,18 @@ class ManagedProcess:
 class Fleet:
     """The processes of a run."""
 
-    def __init__(self, options: Options, proxies: list[Proxy], journal: JournalWriter, former: Path | None) -> None:
-        """proxies: one per host, and one for the producers. former: PYTHONPATH of the other version."""
+    def __init__(
+        self, options: Options, proxies: list[Proxy], journal: JournalWriter, former: Path | None, direct: str
+    ) -> None:
+        """Create them.
+
+        Args:
+            proxies: One per host, and one for the producers.
+            former: PYTHONPATH of the other version.
+            direct: URL of the server, for the hosts that no fault hits.
+        """
         self._options = options
+        self._direct = direct
         self._proxies = proxies
         self._former = former
         self._journal = journal
@@ -134,6 +143,11 @@ class Fleet:
         self.hosts = [
             ManagedProcess("worker", number, journal, folder / "workers.log") for number in range(options.workers)
         ]
+        self.spared = [
+            ManagedProcess("worker", options.workers + 1 + number, journal, folder / "workers.log")
+            for number in range(options.spared)
+        ]
+        """Hosts that no fault hits; numbered after a newcomer."""
         self.producers = [
             ManagedProcess("producer", number, journal, folder / "producers.log") for number in range(options.producers)
         ]
@@ -143,6 +157,8 @@ class Fleet:
         for host in self.hosts:
             host.processes = options.processes if host.number % 2 == 0 else 0
             host.supervisors = frozenset(supervisors)
+        for host in self.spared:
+            host.processes, host.supervisors = 1, frozenset({"this"})
         for one in (*self.hosts, *self.producers):
             if former is not None and one.number % 2:
                 one.version = "former"
@@ -153,7 +169,7 @@ class Fleet:
         return ["this"] if self._former is None else ["this", "former"]
 
     def start(self) -> None:
-        for host in self.hosts:
+        for host in (*self.hosts, *self.spared):
             host.keep(self._worker)
         for producer in self.producers:
             producer.keep(self._producer)
@@ -169,7 +185,8 @@ class Fleet:
 
     def _worker(self, host: ManagedProcess) -> tuple[list[str], Mapping[str, str]]:
         options = self._options
-        environment = self.environment(self._proxies[host.number].url, host.version) | {
+        url = self._direct if host in self.spared else self._proxies[host.number].url
+        environment = self.environment(url, host.version) | {
             "PERDURE_LEASE": str(options.lease),
             "PERDURE_GRACE": str(options.grace),
             "PERDURE_CRASH_THRESHOLD": "8",
@@ -212,4 +229,6 @@ class Fleet:
         }
 
     async def close(self) -> None:
-        await asyncio.gather(*(one.close() for one in [*self.hosts, *self._newcomers, *self.producers, self.pages]))
+        await asyncio.gather(
+            *(one.close() for one in [*self.hosts, *self.spared, *self._newcomers, *self.producers, self.pages])
+        )

@@ -33,6 +33,8 @@ class Options:
         mix: Tasks that the producers enqueue: "all", "waits" for those that wait or have children, "streams" for
             those that emit, "limits" for those that hold tokens of limits, or "mixed" for all of the three. "all" and
             "mixed" have schedules as well.
+        spared: Supervised hosts that no fault hits, beside the others.
+        sample: Whether memory is sampled, and the parts of the run are compared.
     """
 
     journal: Path
@@ -49,3 +51,5 @@ class Options:
     processes: int = 2
     faults: Sequence[str] = tuple(WEIGHTS)
     mix: str = "all"
+    spared: int = 0
+    sample: bool = False

@@ -29,6 +29,7 @@ from .observer import Observer
 from .options import NAMESPACE, Options
 from .planned import end_pauses, end_schedules, note_schedules
 from .proxy import Proxy
+from .sampler import Sampler
 from .schedule import schedule
 from .server import DurableServer
 from .sessions import note_sessions, sessions_settled
@@ -74,7 +75,7 @@ async def play(options: Options) -> None:
         server.start()
         proxies = [await stack.enter_async_context(Proxy(server.socket).open()) for _ in range(options.workers + 1)]
         producer = await stack.enter_async_context(Producer(server.url, namespace=NAMESPACE))
-        fleet = Fleet(options, proxies, journal, former)
+        fleet = Fleet(options, proxies, journal, former, server.url)
         stack.push_async_callback(fleet.close)
         journal.write(
             "begins",
@@ -92,6 +93,9 @@ async def play(options: Options) -> None:
         stack.callback(observing.cancel)
         clerking = asyncio.create_task(Clerk(producer, journal).run())
         stack.callback(clerking.cancel)
+        if options.sample:
+            sampling = asyncio.create_task(Sampler(producer, fleet.spared, journal).run())
+            stack.callback(sampling.cancel)
         ticker = Ticker(server.url)
         ticking = asyncio.create_task(ticker.run())
         stack.callback(ticking.cancel)
@@ -143,7 +147,7 @@ async def _wait_for_tokens(producer: Producer, url: str, journal: JournalWriter)
 
 async def _wait_for_workers(producer: Producer, fleet: Fleet) -> None:
     """Wait until every worker has registered; the faults begin then."""
-    wanted = sum(host.processes if host.supervised else 1 for host in fleet.hosts)
+    wanted = sum(host.processes if host.supervised else 1 for host in (*fleet.hosts, *fleet.spared))
     with anyio.fail_after(_STARTED_WITHIN):
         while len(await list_workers(producer.gateway, producer.namespace)) < wanted:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.1)

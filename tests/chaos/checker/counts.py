@@ -13,6 +13,7 @@ from .faults import DEADLY, SYMPTOMS
 from .history import History, Run
 from .rules.repeats import reason_of_repeat, repeats
 from .rules.schedules import fired
+from .samples import sampled
 
 __all__ = ["counted"]
 
@@ -28,6 +29,7 @@ def counted(history: History) -> Iterator[str]:
     yield from _faults(history)
     yield from _repeats(history)
     yield from _recoveries(history)
+    yield from sampled(history)
 
 
 def _tasks(history: History) -> Iterator[str]:
