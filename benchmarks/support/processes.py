@@ -21,6 +21,7 @@ __all__ = ["ROOT", "Child", "report", "started"]
 
 ROOT = Path(__file__).parents[2]
 _READY_WITHIN = 60.0
+_LONGEST_LINE = 1 << 24
 
 
 def report() -> None:
@@ -68,7 +69,11 @@ class Child:
 async def started(module: str, deployment: Deployment, *arguments: str) -> AsyncIterator[Child]:
     """Run a module as a process; it is ready on entry and dead on exit."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *arguments, stdout=PIPE, env=deployment.environment, cwd=ROOT
+        *(sys.executable, "-m", module, *arguments),
+        stdout=PIPE,
+        env=deployment.environment,
+        cwd=ROOT,
+        limit=_LONGEST_LINE,
     )
     child = Child(process)
     try:
