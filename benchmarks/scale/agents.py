@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import sys
 import time
@@ -31,7 +32,6 @@ from rich.table import Table
 
 from ..raw.client import RawClient
 from ..support.cluster import Cluster, own_cluster
-from ..support.deployment import Deployment
 from ..support.machine import origin_line, run
 from ..support.processes import started
 from ..support.server import NoServer, own_server, server_line
@@ -104,7 +104,7 @@ async def observe(cluster: Cluster, plan: Plan) -> Seen:
         empty = _memory(cluster)
 
         begin = time.time() + plan.settle + fleet.agents / _PARKED_A_SECOND
-        wakings = int(plan.seconds // fleet.every) + 1
+        wakings = math.ceil(plan.seconds / fleet.every) + 1
         given = {"every": fleet.every, "wakings": wakings, "steps": fleet.steps, "think": fleet.think}
         await producer.enqueue_many(
             "agent",
@@ -140,18 +140,17 @@ def _memory(cluster: Cluster) -> float:
     return total
 
 
-def measured_costs(one: tuple[Plan, Seen], more: tuple[Plan, Seen]) -> Costs:
+def measured_costs(few: tuple[Plan, Seen], more: tuple[Plan, Seen]) -> Costs:
     """Return the costs from two runs that differ in the number of steps."""
-    (few, seen), (many, seen_more) = one, more
-    spent, spent_more = (max(0.0, sum(a.loads) - a.idle) / a.rate * 1e6 for a in (seen, seen_more))
-    step = (spent_more - spent) / (many.fleet.steps - few.fleet.steps)
-    agents = few.fleet.agents
+    (plan, seen), (plan_more, seen_more) = few, more
+    spent, spent_more = (max(0.0, sum(one.loads) - one.idle) / one.rate * 1e6 for one in (seen, seen_more))
+    step = (spent_more - spent) / (plan_more.fleet.steps - plan.fleet.steps)
     return Costs(
-        waking=spent - few.fleet.steps * step,
+        waking=spent - plan.fleet.steps * step,
         step=step,
         idle=seen.idle,
         latency=seen.percentile(50),
-        parked=(seen.parked - seen.empty) / agents,
+        parked=(seen.parked - seen.empty) / plan.fleet.agents,
     )
 
 
@@ -164,24 +163,31 @@ def shares_of(cluster: Cluster, partitions: int) -> list[float]:
     return [count / partitions for count in counts]
 
 
-def alone(deployment: Deployment) -> Cluster:
-    """Return one server as a cluster of one node."""
-    return Cluster(deployment, [deployment])
-
-
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a run. agents: a hundredth of the plan. few: agents that give the costs. seconds, settle: see `Plan`."""
+    """Sizes of a run.
+
+    agents: a hundredth of the plan; each wakes once. few: agents that give the costs, which wake as often in all.
+    seconds, settle: see `Plan`.
+    """
 
     agents: int = MILLION // 100
-    few: int = 1_000
+    few: int = 2_500
     seconds: float = 40.0
     settle: float = 5.0
     primaries: int = 3
 
+    def plan(self, agents: int, steps: int, rate: float = 1.0, partitions: int = 1) -> Plan:
+        """Return a plan with so many wakings a second as all agents have, times `rate`."""
+        every = self.seconds * agents / self.agents / rate
+        return Plan(Fleet(agents, every, steps, _THINK), self.seconds, self.settle, partitions)
+
 
 FULL: Final = Sizes()
 QUICK: Final = Sizes(agents=120, few=60, seconds=3.0, settle=1.0)
+
+_THINK: Final = 0.2
+_STEPS: Final = (1, 6)
 
 
 def main(
@@ -190,47 +196,56 @@ def main(
     """Measure the costs of sleeping agents, and compare a simulation with a run of 10,000."""
     configure_logging("ERROR")
     sizes = QUICK if quick else FULL
-    # Each agent wakes once in the time: 250 wakings and 1,500 steps a second of 10,000 agents.
-    few = [Plan(Fleet(sizes.few, sizes.seconds, steps, 0.2), sizes.seconds, sizes.settle) for steps in (1, 6)]
-    many = Plan(Fleet(sizes.agents, sizes.seconds, 6, 0.2), sizes.seconds, sizes.settle)
-    spread = Plan(many.fleet, sizes.seconds, sizes.settle, sizes.primaries * PARTITIONS_PER_NODE)
+    all_on_one = sizes.plan(sizes.agents, _STEPS[1])
+    spread = sizes.plan(sizes.agents, _STEPS[1], partitions=sizes.primaries * PARTITIONS_PER_NODE)
     try:
-        runs = []
-        for plan in (*few, many):
-            _say(plan, 1)
-            with own_server(fsync=False) as deployment:
-                if plan is few[0]:
-                    print(origin_line(server_line(deployment)))
-                runs.append((plan, run(observe(alone(deployment), plan))))
-        costs = measured_costs(runs[0], runs[1])
+        with own_server(fsync=False) as deployment:
+            print(origin_line(server_line(deployment)))
+        costs = [_costs(sizes, rate) for rate in (1.0, 1 / sizes.primaries)]
+        one = _observe_alone(all_on_one)
         _say(spread, sizes.primaries)
         with own_cluster(sizes.primaries) as cluster:
             shares = shares_of(cluster, spread.partitions)
-            clustered = run(observe(cluster, spread))
+            three = run(observe(cluster, spread))
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
         print(f"could not measure: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     _show_costs(costs)
     _show_comparison(
-        many.fleet,
-        (simulate(many.fleet, costs, seconds=sizes.seconds), runs[2][1]),
-        (simulate(spread.fleet, costs, seconds=sizes.seconds, shares=shares), clustered),
+        all_on_one.fleet,
+        (simulate(all_on_one.fleet, costs[0], seconds=sizes.seconds), one),
+        (simulate(spread.fleet, costs[1], seconds=sizes.seconds, shares=shares), three),
     )
-    _show_plan(costs)
+    _show_plan(costs[0])
+
+
+def _costs(sizes: Sizes, rate: float) -> Costs:
+    """Measure the costs with few agents. rate: wakings a second, as a share of those of all agents."""
+    few, more = (sizes.plan(sizes.few, steps, rate) for steps in _STEPS)
+    return measured_costs((few, _observe_alone(few)), (more, _observe_alone(more)))
+
+
+def _observe_alone(plan: Plan) -> Seen:
+    """Run a plan on a server of its own."""
+    _say(plan, 1)
+    with own_server(fsync=False) as deployment:
+        return run(observe(Cluster(deployment, [deployment]), plan))
 
 
 def _say(plan: Plan, nodes: int) -> None:
     fleet = plan.fleet
-    print(f"running {fleet.agents:,} agents with {fleet.steps} steps, nodes: {nodes}", file=sys.stderr)
+    text = f"{fleet.agents:,} agents, {fleet.rate:,.0f} wakings of {fleet.steps} steps a second, nodes: {nodes}"
+    print(text, file=sys.stderr)
 
 
-def _show_costs(costs: Costs) -> None:
-    table = _table("what", "measured")
-    table.add_row("Redis CPU of a waking: promote, read, load, park again", f"{costs.waking:,.0f} µs")
-    table.add_row("Redis CPU of a durable step", f"{costs.step:,.0f} µs")
-    table.add_row("Redis CPU of the idle workers", f"{costs.idle * 100:.1f} % of a core")
-    table.add_row("from the end of a sleep to the handler, p50", f"{costs.latency:.1f} ms")
-    table.add_row("memory of a parked agent", f"{costs.parked:,.0f} bytes")
+def _show_costs(found: Sequence[Costs]) -> None:
+    """Print the costs at the rate of all agents on one node, and at that of a node of several."""
+    table = _table("few agents", "at the rate of one node", "of one of three nodes")
+    table.add_row("Redis CPU of a waking: promote, read, load, park again", *(f"{one.waking:,.0f} µs" for one in found))
+    table.add_row("Redis CPU of a durable step", *(f"{one.step:,.0f} µs" for one in found))
+    table.add_row("Redis CPU of the idle workers", *(f"{one.idle * 100:.1f} % of a core" for one in found))
+    table.add_row("from the end of a sleep to the handler, p50", *(f"{one.latency:.1f} ms" for one in found))
+    table.add_row("memory of a parked agent", *(f"{one.parked:,.0f} bytes" for one in found))
     _print(table)
 
 
