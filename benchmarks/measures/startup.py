@@ -32,7 +32,9 @@ _TASK_LIST = ("-m", "perdure.worker.cli", "task", "list")
 async def _milliseconds(*command: str, environment: Mapping[str, str] | None = None) -> float:
     """Return the time until the process has exited."""
     began = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=DEVNULL, env=environment)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=DEVNULL, stderr=DEVNULL, env=environment
+    )
     if await process.wait() != 0:
         raise RuntimeError(f"{' '.join(command)} failed")
     return (time.perf_counter() - began) * 1000
