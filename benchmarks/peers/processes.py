@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 __all__ = ["Failed", "Session", "started"]
 
@@ -67,26 +68,22 @@ class Session:
     def kill(self) -> float:
         """Send SIGKILL to the process and all processes it started; return when."""
         now = time.monotonic()
-        for process in (self._process.pid, *_of_session(self._process.pid)):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for process in self._all():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait(_GONE_WITHIN)
         return now
+
+    def _all(self) -> list[psutil.Process]:
+        """Return the process and its descendants, first the parents: some workers give children their own session."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._process.pid)
+            return [process, *process.children(recursive=True)]
+        return []
 
     def _log_tail(self) -> str:
         text = self._log.read_text(errors="replace").strip()
         return f": ...{text[-_LOG_SHOWN:]}" if len(text) > _LOG_SHOWN else f": {text}" if text else ""
-
-
-def _of_session(leader: int) -> Iterator[int]:
-    """Yield the processes of a session: some workers put their children into other process groups."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == leader:
-            yield int(folder.name)
 
 
 @contextmanager
