@@ -6,7 +6,8 @@ import asyncio
 import re
 from collections.abc import Mapping
 
-from perdure import Context, Worker
+from perdure import App, Context, Worker
+from perdure.queues import Partition
 
 from ..raw.client import RawClient
 from ..sizes import Size
@@ -45,22 +46,29 @@ async def _expired(deployment: Deployment, count: int) -> tuple[int, int]:
     with RawClient(deployment.url) as client:
         async with app:
             await run_all(min(count, _CHUNK))  # scripts, streams and groups exist from the first task on
-            await _until_expired(client, _OTHERS + 1)
+            await _until_gone(app, client, _OTHERS + 1)
             before = _info(client, "memory", b"used_memory")
             for done in range(0, count, _CHUNK):
                 await run_all(min(_CHUNK, count - done))
-        await _until_expired(client, _OTHERS + 1 + -(-count // _CHUNK))
+            await _until_gone(app, client, _OTHERS + 2 + -(-count // _CHUNK))
         return before, _info(client, "memory", b"used_memory")
 
 
-async def _until_expired(client: RawClient, others: int) -> None:
-    """Wait until the records have expired: the server removes them gradually. others: keys that do not expire yet."""
-    async with asyncio.timeout(_GONE_WITHIN):
+async def _until_gone(app: App, client: RawClient, others: int) -> None:
+    """Wait until the server has removed the records, and a worker the ids of their tasks.
+
+    others: keys that do not expire yet.
+    """
+    timeline = Partition(app.settings.namespace, app.name, 0).timeline
+    async with Worker(app) as worker, asyncio.timeout(_GONE_WITHIN):
+        running = asyncio.create_task(worker.run())
         while True:
             found = re.search(r"expires=(\d+)", client.call("INFO", "keyspace").decode())
-            if found is None or int(found[1]) <= others:
-                return
+            if (found is None or int(found[1]) <= others) and not client.call("ZCARD", timeline):
+                break
             await asyncio.sleep(0.1)
+        worker.stop()
+        await running
 
 
 def _info(client: RawClient, section: str, name: bytes) -> int:
