@@ -17,6 +17,7 @@ from perdure.queues.delivery.paused_tasks import wake_paused
 from perdure.queues.partitions.assignment import PartitionAssignment
 from perdure.queues.pauses import Pauses
 from perdure.queues.presence import announce
+from perdure.queues.runtime import RUNTIME
 from perdure.worker.runtime.maintenance import promoter as promoter_module
 from perdure.worker.runtime.maintenance.janitor import Janitor
 from perdure.worker.runtime.maintenance.promoter import Promoter
@@ -158,6 +159,32 @@ async def test_another_worker_promotes_after_the_watcher_left(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_the_holder_of_the_lock_does_not_ask_for_it_at_each_promotion(
+    gateway: Gateway, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks in time to extend the lock, and another worker takes it over meanwhile if a nudge reaches that one."""
+    asked = list[str]()
+
+    async def counted(gateway: Gateway, locks: Any, name: str, ttl: float, **more: Any) -> dict[Any, float]:
+        asked.append(name)
+        return await acquire_fleet_locks(gateway, locks, name, ttl, **more)
+
+    monkeypatch.setattr(promoter_module, "acquire_fleet_locks", counted)
+    first, second = [
+        Promoter(gateway, [partition], name, (await worker(gateway, partition, name=name)).touch) for name in "ab"
+    ]
+    waits = [await first._promote(partition, False) for _ in range(5)]
+    assert (asked, waits) == (["a"], [1.0] * 5)
+    monkeypatch.setattr(first, "_held", {partition: RUNTIME.monotonic()})
+    await first._promote(partition, False)
+    assert asked == ["a", "a"]
+    assert 1.0 < await second._promote(partition, False) <= 3.0
+    assert await second._promote(partition, True) == 1.0
+    assert await gateway.command("GET", partition.promote_lock) == b"b"
+    assert await first._promote(partition, False) == 1.0
+    assert await gateway.command("GET", partition.promote_lock) == b"b"
 
 
 @pytest.mark.integration

@@ -71,6 +71,8 @@ class Promoter:
         self._retention = retention
         self._lease = lease
         self._touched: dict[Partition, float] = {}
+        self._held: dict[Partition, float] = {}
+        """Until when this worker does not ask for the lock of a due set again; another may promote as well."""
         self._clock_moved = 0.0
         self._next = dict.fromkeys(partitions, 0.0)
         self._errors = LoopErrors("promote due tasks")
@@ -80,6 +82,7 @@ class Promoter:
     def set_partitions(self, partitions: Sequence[Partition]) -> None:
         """Replace the partitions."""
         self._next = {partition: self._next.get(partition, 0.0) for partition in partitions}
+        self._held = {partition: until for partition, until in self._held.items() if partition in self._next}
         self._woken.set()
 
     def wake(self, partition: Partition) -> None:
@@ -120,13 +123,16 @@ class Promoter:
 
     async def _promote(self, partition: Partition, take_over: bool) -> float:
         """Promote due tasks if this worker holds the lock. Return the seconds until the next check."""
-        locks = {partition: partition.promote_lock}
-        waits = await acquire_fleet_locks(
-            self._gateway, locks, self._worker, _LOCK_TTL, renew=True, take_over=take_over
-        )
-        if another := waits[partition]:
-            # If the lock holder dies, all others come; with jitter, most of them find a new holder.
-            return another * RUNTIME.uniform(1.0, 1.2)
+        now = RUNTIME.monotonic()
+        if take_over or now >= self._held.get(partition, 0.0):
+            locks = {partition: partition.promote_lock}
+            waits = await acquire_fleet_locks(
+                self._gateway, locks, self._worker, _LOCK_TTL, renew=True, take_over=take_over
+            )
+            if another := waits[partition]:
+                # If the lock holder dies, all others come; with jitter, most of them find a new holder.
+                return another * RUNTIME.uniform(1.0, 1.2)
+            self._held[partition] = now + _LOCK_TTL / 2
         _, (_, until_next) = await asyncio.gather(
             self._touch_again(partition),
             promote_due(
