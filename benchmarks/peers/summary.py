@@ -1,4 +1,4 @@
-"""The paragraph of README.md that compares no-op tasks with the other projects on Redis."""
+"""The paragraph of README.md that compares no-op tasks with the other projects."""
 
 from __future__ import annotations
 
@@ -49,5 +49,13 @@ def _summary(data: Data) -> str:
             f"In the same run, each at the better of its default and its best documented setting: {', '.join(named)}. "
         )
         text += f"Perdure was {times} times as fast as the best of them. "
+    on_disk = [cell for cell in cells if peers[cell["peer"]]["store"] == "postgres"]
+    if on_disk:
+        best = min(on_disk, key=lambda cell: cell["times"])
+        name = peers[peers[best["peer"]]["project"]]["name"]
+        text += (
+            f"On Postgres {name} ran {number(best['median'])}, with each transition on disk; Perdure was "
+            f"{number(best['times'])} times as fast on a Redis that does the same. "
+        )
     text += "It is one run on one machine; a task that does real work is as fast as its work."
     return f"{line['run']['origin']}\n\n{textwrap.fill(text, _WIDTH, break_on_hyphens=False)}"

@@ -160,6 +160,15 @@ def test_the_summary_names_the_best_setting_of_each_project(tmp_path: Path) -> N
     assert "former text" not in text
 
 
+def test_the_summary_names_the_best_project_on_postgres(tmp_path: Path) -> None:
+    data = made_up({"perdure": [20.0] * 3, "other": [5.0] * 3})
+    peers = [{**peer, "store": "postgres"} if peer["key"] == "other" else peer for peer in data["peers"]]
+    page(tmp_path, {**data, "peers": peers})
+
+    text = " ".join((tmp_path / "README.md").read_text().split())
+    assert "On Postgres Other & Co ran 5.00, with each transition on disk; Perdure was 4.00 times as fast" in text
+
+
 def test_a_run_replaces_the_lines_that_it_measured_and_keeps_the_others() -> None:
     old = made_up({"perdure": [20.0] * 3, "other": [5.0] * 3})
     echo = {**old["lines"][0], "key": "echo", "run": {**old["lines"][0]["run"], "note": "an older run"}}
