@@ -61,8 +61,8 @@ _WIDTH: Final = 148
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a run showed. idle: cores that the idle workers use, of all nodes. loads: share of a core by node. empty,
-    parked: bytes of all nodes before there were agents, and when all were parked. rate: wakings per second.
+    """Measurements of a run. idle: cores that the idle workers use, of all nodes. loads: share of a core by node.
+    empty, parked: bytes of all nodes before there were agents, and when all were parked. rate: wakings per second.
     """
 
     idle: float

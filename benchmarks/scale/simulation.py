@@ -20,12 +20,12 @@ ACTS = 4
 """Commands of a waking one after the other: promote, read, load the checkpoint, park again."""
 
 BEFORE = 3
-"""Of them, those before the first line of the handler after its sleep."""
+"""Commands before the first line of the handler after its sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was measured. waking, step: microseconds of Redis CPU. idle: share of a core that the idle workers use.
+    """Measured costs. waking, step: microseconds of Redis CPU. idle: share of a core that the idle workers use.
     latency: milliseconds from the end of a sleep to the handler when the server has little to do. parked: bytes of
     Redis for each parked agent.
     """
@@ -69,7 +69,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the simulation found. loads: share of a core by node. median, worst: milliseconds from the end of a sleep to
+    """Results of a simulation. loads: share of a core by node. median, worst: milliseconds from the end of a sleep to
     the handler, p50 and p99. running: most agents that ran at a time. memory: bytes of the agents.
     """
 

@@ -1,4 +1,4 @@
-"""The simulation of many agents agrees with queueing theory, and the program that compares it with a run works."""
+"""The simulation of many agents, and the program that compares it with a run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_the_latency_is_the_measured_one_while_nodes_are_idle() -> None:
     assert found.median == pytest.approx(3.0, rel=0.01)
 
 
-def test_the_wait_of_a_single_command_is_that_of_a_queue_with_one_server() -> None:
-    """The mean wait of an M/D/1 queue is u / (2 (1 - u)) times the service time (Pollaczek-Khinchine)."""
+def test_commands_wait_for_each_other_on_a_busy_node() -> None:
+    """The longest waits exceed the mean of an M/D/1 queue: u / (2 (1 - u)) times the service time."""
     load, act = 0.8, 100e-6
     costs = Costs(waking=ACTS * act * 1e6, step=0, idle=0, latency=BEFORE * act * 1e3, parked=0)
     fleet = Fleet(agents=round(load / (ACTS * act)), every=1, steps=0, think=0)
