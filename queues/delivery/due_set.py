@@ -8,7 +8,6 @@ from typing import Final
 from ..envelope import is_task_id
 from ..junk import set_aside, split
 from ..keys import DATA_FORMAT, GROUP, RELEASED, Partition
-from ..runtime import RUNTIME
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import queue_script
@@ -56,7 +55,6 @@ async def promote_due(
         nothing is scheduled.
     """
     ids, wait_ms, look_ms, kept_ms = await gateway.run(_DUE, [partition.due, partition.rings, partition.kept], [_BATCH])
-    looked = RUNTIME.monotonic()
     moved, to_lists = 0, False
     if ids:
         requests = [member for member in ids if member.startswith(CANCEL_REQUEST)]
@@ -76,9 +74,7 @@ async def promote_due(
     if renew_kept is not None and kept_ms >= 0:
         again = kept_ms / 1000 if kept_ms else await renew_kept(partition)
         wait = again if wait is None else min(wait, again)
-    if len(ids) == _BATCH:
-        return moved, 0.0
-    return moved, None if wait is None else max(0.0, wait - (RUNTIME.monotonic() - looked))
+    return moved, 0.0 if len(ids) == _BATCH else wait
 
 
 async def next_look(gateway: Gateway, partition: Partition) -> float | None:
