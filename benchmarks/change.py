@@ -7,7 +7,6 @@ compared.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ import typer
 
 from .report import number
 from .support.origin import ROOT
+from .support.trees import git, unpack
 
 __all__ = ["compare", "merge_base"]
 
@@ -49,15 +49,15 @@ def merge_base(against: str | None = None) -> str:
 
     against: a commit or branch instead of the usual ones. Raises `_NoFigures` if that does not exist.
     """
-    head = _git("rev-parse", "HEAD")
+    head = git("rev-parse", "HEAD")
     for branch in (against,) if against else _BRANCHES:
         with suppress(subprocess.CalledProcessError):
-            base = _git("merge-base", "HEAD", branch)
+            base = git("merge-base", "HEAD", branch)
             if base != head:
                 return base
-            if _git("status", "--porcelain", "--untracked-files=no"):
+            if git("status", "--porcelain", "--untracked-files=no"):
                 return head
-            return _git("rev-parse", "HEAD~1")
+            return git("rev-parse", "HEAD~1")
     raise _NoFigures(f"no merge base with {against or ' or '.join(_BRANCHES)}")
 
 
@@ -131,18 +131,6 @@ def _spread(values: Sequence[float]) -> str:
     return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
 
 
-def _unpack(commit: str, folder: Path) -> None:
-    """Write the tree of a commit as the package `perdure` in a folder."""
-    archive = subprocess.run(["git", "archive", "--format=tar", commit], cwd=ROOT, capture_output=True, check=True)
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder / "perdure", filter="data")
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def main(
     against: Annotated[str | None, typer.Option(help="A commit or branch to compare with.")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Start turns for so long.")] = 75.0,
@@ -153,7 +141,7 @@ def main(
         commit = merge_base(against)
         with TemporaryDirectory(prefix="perdure-change-") as name:
             base, now = Path(name, "the merge base"), Path(name, "this tree")
-            _unpack(commit, base)
+            unpack(commit, base)
             now.mkdir()
             (now / "perdure").symlink_to(ROOT)
             print(f"compared with {commit[:12]}, which decides nothing")
