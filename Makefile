@@ -192,7 +192,7 @@ model: export MODEL_RUNS ?= 1000
 model: export MODEL_ACTS ?= 60
 model: export MODEL_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 model: install
-	$(BIN)/python -m pytest tests/model -rP $(UNLIMITED)
+	$(BIN)/python -m pytest tests/model -rfEP $(UNLIMITED)
 
 # REPLAY_SEED: chooses where processes are killed.
 replay: export REPLAY = all
@@ -210,11 +210,11 @@ simulate: install
 fuzz: export FUZZ_COUNT ?= 10000
 fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 fuzz: install
-	$(BIN)/python -m pytest tests/fuzz -rP $(UNLIMITED)
+	$(BIN)/python -m pytest tests/fuzz -rfEP --show-capture=stdout $(UNLIMITED)
 
 bounded: export BOUNDED_TASKS ?= 100000
 bounded: install
-	$(BIN)/python -m pytest tests/system/test_bounded.py -rP $(UNLIMITED)
+	$(BIN)/python -m pytest tests/system/test_bounded.py -rfEP $(UNLIMITED)
 
 # EVALUATE: options of pytest, such as EVALUATE='-k prompts'.
 # PROMPT_SCHEDULES: crashes of the prompts of a resumed agent; the default run has 40.
