@@ -22,6 +22,9 @@ from .slots import Slots
 _LOOK_AGAIN = 0.05
 """Seconds between two checks for due tasks while no slot changes."""
 
+_REFRESH_AGAIN = 1.0
+"""Seconds between two refreshes of the assignment while the burst waits."""
+
 
 class Burst:
     """A run of the worker that ends when the queues are empty and no task that failed here waits for a retry.
@@ -52,17 +55,18 @@ class Burst:
         self._clock = clock
         self._notices = notices
         self._awaited = 0.0
+        self._refreshed = -_REFRESH_AGAIN
         self._stop = stop
 
     async def run(self) -> None:
         while not self._stop.is_set():
             await self._slots.wait_free()
-            if not await self._finds_nothing():
+            if not await self._finds_nothing(refresh=RUNTIME.monotonic() >= self._refreshed + _REFRESH_AGAIN):
                 continue
             if self._slots.taken or self._notices.busy or await self._is_owed() or self._awaits_leases():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
-            elif not await self._admits() and await self._finds_nothing():
+            elif not await self._admits() and await self._finds_nothing(refresh=True):
                 await self._log_paused()
                 return  # a retry may have become due after the first check
 
@@ -86,15 +90,18 @@ class Burst:
                 tasks = counted(left, "task is", "tasks are")
                 logger.warning("queue {} is paused: {} left; to end that: perdure queue resume {}", queue, tasks, queue)
 
-    async def _finds_nothing(self) -> bool:
+    async def _finds_nothing(self, *, refresh: bool) -> bool:
         """Take available messages. Return whether no assigned partition had any.
 
-        A closed partition that was read to its end may open the next generation of the route.
+        refresh: look for partitions that were not assigned. A closed one that was read to its end may open the next
+        generation of the route.
         """
         moves = self._assignment.moves
         if await self._intake.take_once():
             return False
-        await self._assignment.refresh()
+        if refresh:
+            self._refreshed = RUNTIME.monotonic()
+            await self._assignment.refresh()
         return moves == self._assignment.moves
 
     def _awaits_leases(self) -> bool:

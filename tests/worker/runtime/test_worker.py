@@ -14,6 +14,9 @@ from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.errors import NotOpen
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.blocking import BlockingConnection
+from perdure.worker.runtime import burst
+from perdure.worker.runtime.intake import Intake
+from perdure.worker.runtime.maintenance.partitions import AssignmentWatcher
 from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.shared_settings import WorkerTimings
 from perdure.worker.runtime.slots import Slots
@@ -326,6 +329,41 @@ async def test_a_burst_waits_for_the_leases_of_workers_that_died_long_ago(app: A
     await redis_command(app, "DEL", partition_of(app).seen)
     await work_off(app)
     assert await handle.result(timeout=0) == 1
+
+
+@pytest.mark.integration
+async def test_a_burst_looks_for_other_partitions_once_while_a_task_runs(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, refreshes = asyncio.Semaphore(0), 0
+    take_once, refresh = Intake.take_once, AssignmentWatcher.refresh
+
+    async def look(intake: Intake) -> bool:
+        looks.release()
+        return await take_once(intake)
+
+    async def count(watcher: AssignmentWatcher) -> None:
+        nonlocal refreshes
+        refreshes += 1
+        await refresh(watcher)
+
+    @app.task
+    async def job(ctx: Context) -> int:
+        nonlocal refreshes
+        refreshes = 0
+        for _ in range(10):
+            await looks.acquire()
+        return refreshes
+
+    handle = await job.enqueue()
+    async with Worker(app) as worker:
+        monkeypatch.setattr(Intake, "take_once", look)
+        monkeypatch.setattr(AssignmentWatcher, "refresh", count)
+        monkeypatch.setattr(burst, "_REFRESH_AGAIN", 3600.0)
+        await worker.run(burst=True)
+    during = await handle.result()
+    assert during <= 5  # each of the ten looks had one; the loop that follows the route has some of its own
+    assert refreshes > during  # one precedes the end, whenever the last one was
 
 
 @pytest.mark.integration
