@@ -348,7 +348,7 @@ async def launch_children(gateway: Gateway, place: JoinPlace, children: Sequence
         args: list[Argument] = []
         for child, partition in zip(some, found, strict=True):
             launched[child.message.id] = partition
-            args += (child.message.id, f"{partition.queue} {partition.index} {child.message.id}")
+            args += (child.message.id, _place_text(partition, child.message.id))
         await gateway.run(_CONFIRM, place.keys[:1], args)
     return launched
 
@@ -523,6 +523,11 @@ def _is_of(task_id: str, child: str) -> bool:
 
 
 _SUCCESSOR: Final = re.compile(r"\.h[1-9][0-9]*$")
+
+
+def _place_text(partition: Partition, task_id: str) -> str:
+    """Return the place of a child as a join stores it."""
+    return f"{partition.queue} {partition.index} {task_id}"
 
 
 def _child_place(place: JoinPlace, stored: bytes) -> ChildPlace:
@@ -723,7 +728,7 @@ async def _pass_on(
     for _ in range(MAX_HAND_OFFS + 1):
         if ended.state != b"succeeded" or ended.handed_to is None:
             outcome, result = await _outcome(gateway, partition, task_id, child, ended)
-            return await _notify(gateway, place, outcome, result)
+            return await _notify(gateway, place, outcome, result, at=_place_text(partition, task_id))
         task_id = ended.handed_to.decode("utf-8", "replace")
         found = await find_task(gateway, namespace, task_id) if _is_of(task_id, child) else None
         if found is None:
@@ -742,7 +747,7 @@ async def _confirm(gateway: Gateway, place: JoinPlace, child: str, partition: Pa
     """Store that a child is another task now, its successor."""
     known = (await child_places(gateway, place, [child])).get(child)
     watched = " watched" if known is not None and known.watched else ""
-    await gateway.run(_CONFIRM, place.keys[:1], [child, f"{partition.queue} {partition.index} {task_id}{watched}"])
+    await gateway.run(_CONFIRM, place.keys[:1], [child, f"{_place_text(partition, task_id)}{watched}"])
 
 
 async def _outcome(
@@ -773,10 +778,12 @@ def _evidence(error: Exception) -> dict[str, Any]:
     return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 
 
-async def _notify(gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, result: bytes = b"null") -> bool:
+async def _notify(
+    gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, result: bytes = b"null", *, at: str = ""
+) -> bool:
     """Deliver the end of a child to its join, and launch the children that it makes room for.
 
-    Return whether that woke the parent.
+    at: where the child is, for a launch that was not confirmed. Return whether that woke the parent.
     """
     cipher, kind = gateway.encryptor.of(place.partition, place.task_id), _result_kind(place, outcome.child)
     head = orjson.dumps({"state": outcome.state, "reason": outcome.reason, "error": dict(outcome.error)})
@@ -789,10 +796,10 @@ async def _notify(gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, res
             if not await gateway.run(_CHUNK, place.keys[:2], args):
                 return False
         result = value.reference.encode()
-    at = place.partition
-    keys = [at.record(place.task_id), *place.keys, at.joins, at.due, at.nudge]
+    own = place.partition
+    keys = [own.record(place.task_id), *place.keys, own.joins, own.due, own.nudge]
     sealed = cipher.encrypt(kind, head + b"\n" + result)
-    answer = await gateway.run(_NOTIFY, keys, [place.task_id, place.group, outcome.child, outcome.state, sealed])
+    answer = await gateway.run(_NOTIFY, keys, [place.task_id, place.group, outcome.child, outcome.state, sealed, at])
     if len(answer) > 1:
         launches = zip(answer[1::2], answer[2::2], strict=True)
         await _launch_stored(gateway, place, [(child.decode(), message) for child, message in launches])

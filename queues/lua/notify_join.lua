@@ -2,7 +2,8 @@
 -- Deliver the notice of a child's end to the join of its parent, open the next child of the window, and wake the parent if
 -- it need not wait any longer.
 -- KEYS  record of the parent, join, its open children, its children that are not launched, joins, due set, nudge stream
--- ARGV  id of the parent, group, id of the child, how it has ended, its sealed result
+-- ARGV  id of the parent, group, id of the child, how it has ended, its sealed result, its place as in confirm_launch.lua
+--       ('' if it has none), which is stored if the launch was not confirmed
 -- returns  {0}: the join is gone, or does not wait for the child (any more); else {1, or 2 if it has woken the parent, id and
 --          message of each child to launch}
 -- Atomic: a child leaves the open ones in the act that stores its result. Idempotent by that set: bytes that arrive late
@@ -29,9 +30,12 @@ if not failed and not known[6] and waiting > 0 then
   local room = math.min(join_room(tonumber(known[3]), open), waiting, 100)
   next = room > 0 and redis.call('LRANGE', KEYS[4], 0, room - 1) or next
 end
-redis.call('HDEL', KEYS[2], 'l:' .. ARGV[3])
+local unconfirmed = redis.call('HDEL', KEYS[2], 'l:' .. ARGV[3]) == 1
 local ended = tonumber(known[4] or 0) + 1
 redis.call('HSET', KEYS[2], 'ended', ended, 'd:' .. ended, ARGV[3] .. ' ' .. ARGV[4], 'r:' .. ARGV[3], ARGV[5])
+if unconfirmed and ARGV[6] ~= '' then
+  redis.call('HSET', KEYS[2], 'p:' .. ARGV[3], ARGV[6])
+end
 if failed and not known[5] then
   redis.call('HSET', KEYS[2], 'failed', failed)
 end

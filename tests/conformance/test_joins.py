@@ -175,7 +175,7 @@ async def test_a_notice_that_arrives_twice_changes_nothing(family: Family) -> No
     assert await family.numbers() == before == (3, 1, 1, 1)
     assert await family.gateway.command("XLEN", family.partition.ready) == 1, "no further child was launched"
     keys = [partition.record("parent"), *family.place.keys, partition.joins, partition.due, partition.nudge]
-    late = await family.gateway.run(queue_script("notify_join"), keys, ["parent", "gather", "a", "dead", b"{}"])
+    late = await family.gateway.run(queue_script("notify_join"), keys, ["parent", "gather", "a", "dead", b"{}", ""])
     assert late == [0]
 
 
@@ -195,13 +195,28 @@ async def test_a_launch_that_its_deliverer_did_not_do_is_repeated(family: Family
     keys = [partition.record("parent"), *family.place.keys, partition.joins, partition.due, partition.nudge]
     await family.run()
     sealed = family.gateway.encryptor.of(partition, "parent").encrypt("join:gather:a", b'{"state":"succeeded"}\nnull')
-    answer = await family.gateway.run(queue_script("notify_join"), keys, ["parent", "gather", "a", "succeeded", sealed])
+    answer = await family.gateway.run(
+        queue_script("notify_join"), keys, ["parent", "gather", "a", "succeeded", sealed, ""]
+    )
     assert answer[:2] == [1, b"b"]
     assert await family.gateway.command("XLEN", family.partition.ready) == 0
     assert await family.look()
     assert not await family.look()
     assert await family.gateway.command("XLEN", family.partition.ready) == 1
     assert set(await child_places(family.gateway, family.place, ["a", "b"])) == {"a", "b"}
+
+
+async def test_a_child_that_ends_before_its_launch_is_confirmed_has_its_place(family: Family) -> None:
+    """The parent's process dies between the two; its next run gets the handle of the child from the join."""
+    await family.spawn("a")
+    join = family.place.keys[0]
+    await family.gateway.command("HDEL", join, "p:a")
+    await family.gateway.command("HSET", join, "l:a", "")
+    await family.end()
+
+    assert await family.spawn("a") == {}
+    [place] = (await child_places(family.gateway, family.place, ["a"])).values()
+    assert (place.partition, place.task_id, place.watched) == (family.partition, "a", False)
 
 
 async def test_the_launch_of_a_child_is_repeated_in_a_partition_that_was_closed_since(
@@ -508,7 +523,7 @@ async def test_a_child_whose_launch_is_not_confirmed_is_cancelled_for_good(famil
     await family.spawn("a", "b", limit=1)
     partition = family.place.partition
     keys = [partition.record("parent"), *family.place.keys, partition.joins, partition.due, partition.nudge]
-    await family.gateway.run(queue_script("notify_join"), keys, ["parent", "gather", "a", "succeeded", b"{}\nnull"])
+    await family.gateway.run(queue_script("notify_join"), keys, ["parent", "gather", "a", "succeeded", b"{}\nnull", ""])
     await close_join(family.gateway, family.place, retention=DAY)
     record = await read_record(family.gateway, family.partition, "b")
     assert record is not None
