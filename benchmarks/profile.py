@@ -36,7 +36,7 @@ _SCENARIOS: Final[Mapping[str, str]] = {
 }
 _WITHIN: Final = 300.0
 _THREAD: Final = "_bootstrap (threading.py)"
-"""Outermost function of every thread but the first, which has the event loop. The others mostly wait."""
+"""End of the outermost frame of every thread but the first, which has the event loop. The others mostly wait."""
 
 
 class _NoProfile(Exception):
@@ -64,7 +64,7 @@ def innermost(samples: str) -> dict[str, float]:
     counts: Counter[str] = Counter()
     for line in samples.splitlines():
         stack, _, count = line.rpartition(" ")
-        if stack.startswith(_THREAD):
+        if stack.partition(";")[0].endswith(_THREAD):
             continue
         counts[_function(stack.rpartition(";")[2])] += int(count)
     return {name: count / counts.total() for name, count in counts.most_common()}

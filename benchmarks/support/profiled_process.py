@@ -24,7 +24,7 @@ from .machine import run
 __all__ = ["CONCURRENCY", "RATE", "profiler"]
 
 CONCURRENCY = 32
-RATE = 1_000
+RATE = 250
 """Samples in a second."""
 
 _ATTACHED = b"Sampling process"
@@ -38,7 +38,8 @@ def profiler() -> str | None:
 
 @asynccontextmanager
 async def _profiled(file: Path) -> AsyncIterator[None]:
-    options = ("--rate", str(RATE), "--nolineno", "--format", "raw", "--output", str(file))
+    # A process that is stopped for each sample stops at the end of a system call, which gets too many of them then.
+    options = ("--nonblocking", "--rate", str(RATE), "--nolineno", "--format", "raw", "--output", str(file))
     command = (profiler() or "py-spy", "record", "--pid", str(os.getpid()), *options)
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
     assert process.stdout is not None

@@ -15,7 +15,7 @@ SAMPLES = """\
 <module> (app.py);run (asyncio/runners.py) 6
 <module> (app.py);run (asyncio/runners.py);finish (perdure/queues/delivery/settlement.py) 2
 <module> (app.py);run (asyncio/runners.py);call (perdure/a.py);finish (perdure/queues/delivery/settlement.py) 1
-_bootstrap (threading.py);wait (threading.py) 1000
+Thread._bootstrap (threading.py);Condition.wait (threading.py) 1000
 <module> (app.py);<lambda> (a folder (old)/b.py) 1
 """
 
