@@ -71,8 +71,9 @@ def innermost(samples: str) -> dict[str, float]:
 
 
 def _function(frame: str) -> str:
-    """Return `module.function` of a frame `function (path/to/module.py)`."""
+    """Return `module.function` of a frame `function (path/to/module.py)`, whose path may begin with this folder."""
     name, _, path = frame.partition(" (")
+    path = path.removeprefix(f"{ROOT.name}/")
     return f"{path.removesuffix(')').removesuffix('.py').replace('/', '.')}.{name}"
 
 

@@ -20,6 +20,10 @@ Thread._bootstrap (threading.py);Condition.wait (threading.py) 1000
 """
 
 
+def test_the_folder_of_the_code_is_no_part_of_a_name() -> None:
+    assert innermost(f"<module> ({ROOT.name}/benchmarks/a.py) 1") == {"benchmarks.a.<module>": 1.0}
+
+
 def test_a_sample_counts_for_its_innermost_function() -> None:
     assert innermost(SAMPLES) == {
         "asyncio.runners.run": 0.6,
