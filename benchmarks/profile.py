@@ -1,8 +1,8 @@
 """`python -m benchmarks.profile`: the functions that take most of a worker's time, now and at another commit.
 
 py-spy takes samples of a worker that runs no-op tasks, and of one that runs a task of durable steps. A function's
-share is that of the samples in which it is the innermost Python function, so the time of the C code that it calls
-counts for it. Microseconds are the share of the CPU time of one task or step, which the event loop's thread takes.
+share is its self time, including C functions that it calls. Microseconds are the share of the CPU time of one task or
+step on the thread of the event loop.
 
 The other commit needs its own dependencies beside those of this tree.
 """

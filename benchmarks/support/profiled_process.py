@@ -28,7 +28,7 @@ RATE = 250
 """Samples in a second."""
 
 _ATTACHED = b"Sampling process"
-"""What py-spy says as soon as it takes samples."""
+"""Output of py-spy once it takes samples."""
 
 
 def profiler() -> str | None:
