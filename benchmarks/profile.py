@@ -108,9 +108,10 @@ def main(
         raise SystemExit("no profile: py-spy is not installed, which `pip install --group test` does")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="perdure-profile-")))
-        trees = {f"`{commit_of_tree()}`": folder / "now"}
-        trees[f"`{commit_of_tree()}`"].mkdir()
-        (folder / "now" / "perdure").symlink_to(ROOT)
+        now = folder / "now"
+        now.mkdir()
+        (now / "perdure").symlink_to(ROOT)
+        trees = {f"`{commit_of_tree()}`": now}
         if against is not None:
             try:
                 unpack(against, folder / "against")

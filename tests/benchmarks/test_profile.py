@@ -35,8 +35,8 @@ def test_a_sample_counts_for_its_innermost_function() -> None:
 
 @pytest.mark.integration
 @pytest.mark.processes
-@pytest.mark.skipif(profiler() is None, reason="py-spy has no wheel here")
-@pytest.mark.skipif(os.geteuid() != 0, reason="a process may be sampled by its child if root runs both")
+@pytest.mark.skipif(profiler() is None, reason="py-spy is not installed; it has wheels for Linux only")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may always sample a process that is not its child")
 @pytest.mark.parametrize("scenario", ["tasks", "steps"])
 def test_a_worker_is_profiled(scenario: str, tmp_path: Path) -> None:
     (tmp_path / "perdure").symlink_to(ROOT)
