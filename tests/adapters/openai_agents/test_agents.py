@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -583,12 +584,14 @@ async def test_instructions_that_differ_in_each_run_ask_the_model_once(perdure: 
 
 async def test_concurrent_runs_of_one_agent_stay_apart(perdure: PerdureFixture) -> None:
     script = Script([("look", {})])
-    seen: list[str] = []
+    answers: dict[str, str] = {}
+    number = itertools.count(1)
 
     @function_tool
-    def look(wrapper: RunContextWrapper[str]) -> str:
-        seen.append(wrapper.context)
-        return f"{wrapper.context[-1]}{len(seen)}"
+    def look(wrapper: RunContextWrapper[str]) -> str:  # in a thread, so the runs come in any order
+        letter = wrapper.context[-1]
+        answers[letter] = f"{letter}{next(number)}"
+        return answers[letter]
 
     agent = Agent("clerk", model=script, tools=[look])
     runner = PerdureRunner()
@@ -604,7 +607,8 @@ async def test_concurrent_runs_of_one_agent_stay_apart(perdure: PerdureFixture) 
         results = dict(zip(order, await asyncio.gather(*map(one, order)), strict=True))
         return [results[prompt] for prompt in prompts]
 
-    assert await finish(perdure, *attempts_of(run)) == ["a1", "b2", "c3"]
+    assert await finish(perdure, *attempts_of(run)) == [answers[letter] for letter in "abc"]
+    assert next(number) == 4, "the tool was called again"
     assert script.counts == {"model": 6}
 
 

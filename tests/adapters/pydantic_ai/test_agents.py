@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass
@@ -424,14 +425,15 @@ async def test_parallel_calls_keep_their_results_in_another_order(perdure: Perdu
 
 
 async def test_concurrent_runs_of_one_agent_stay_apart(perdure: PerdureFixture) -> None:
-    counts: list[str] = []
+    answers: dict[str, str] = {}
+    number = itertools.count(1)
 
-    def respond(messages: list[ModelMessage], info: AgentInfo) -> Any:
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> Any:  # in a thread, so the runs come in any order
         from pydantic_ai import ModelResponse, TextPart
 
-        prompt = str(messages[0].parts[-1].content)  # type: ignore[union-attr]
-        counts.append(prompt)
-        return ModelResponse(parts=[TextPart(f"{prompt[-1]}{len(counts)}")])
+        letter = str(messages[0].parts[-1].content)[-1]  # type: ignore[union-attr]
+        answers[letter] = f"{letter}{next(number)}"
+        return ModelResponse(parts=[TextPart(answers[letter])])
 
     agent = Agent(FunctionModel(respond), name="clerk", capabilities=[PerdureDurability()])
 
@@ -441,8 +443,8 @@ async def test_concurrent_runs_of_one_agent_stay_apart(perdure: PerdureFixture) 
         results = dict(zip(order, await asyncio.gather(*map(agent.run, order)), strict=True))
         return [results[prompt].output for prompt in prompts]
 
-    assert await finish(perdure, *attempts_of(run)) == ["a1", "b2", "c3"]
-    assert len(counts) == 3
+    assert await finish(perdure, *attempts_of(run)) == [answers[letter] for letter in "abc"]
+    assert next(number) == 4, "the model was asked again"
 
 
 async def test_an_agent_as_a_tool_is_part_of_the_step_or_recorded_within_it(perdure: PerdureFixture) -> None:
