@@ -3,6 +3,9 @@
 The stream renders the page again and again and sends the part in its block `live` when that has changed, at most once a
 second. A page that takes long to read is read less often, so that open pages cost the server little. Relative times do
 not count as changes.
+
+Why a page cannot be read is an event of its own, `problem`, shown above that part. So the page keeps what it shows,
+also if it came with another request or an earlier stream.
 """
 
 from __future__ import annotations
@@ -81,27 +84,29 @@ async def _updates(
 
 
 async def _changes(read: Callable[[], Awaitable[Html | None]]) -> AsyncIterator[ServerSentEvent]:
-    shown = ""
-    before = None
+    shown: str | None = None
+    told: str | None = None  # not known: the page may show the problem of an earlier stream
     while True:
         started = monotonic()
+        problem = ""
         try:
             found = await read()
             if found is None:
                 yield ServerSentEvent("", event="end")
                 return
-            problem, part = "", live_part(found.text)
-            shown = part
+            part = live_part(found.text)
+            if (state := _TIME.sub("", part)) != shown:
+                yield ServerSentEvent(part, event="live")
+                shown = state
         except Problem as error:
-            problem, part = error.detail, shown
-        state = (problem, _TIME.sub("", part))
-        if before is None or state != before:
-            yield ServerSentEvent(_with_problem(problem, part), event="live")
-        before = state
+            problem = error.detail
+        if problem != told:
+            yield ServerSentEvent(_shown(problem), event="problem")
+            told = problem
         took = monotonic() - started
         share = 0 if problem else _SHARE  # the time of an error is that of its retries
         await anyio.sleep(min(max(INTERVAL, took * share), _LONGEST))
 
 
-def _with_problem(problem: str, part: str) -> str:
-    return render("live_problem.html", "", {"problem": problem}) + part if problem else part
+def _shown(problem: str) -> str:
+    return render("live_problem.html", "", {"problem": problem}) if problem else ""

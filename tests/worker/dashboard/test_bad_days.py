@@ -24,6 +24,11 @@ from tests.support.servers import RedisServer
 
 from .conftest import served
 
+_SET_HIDDEN = """(hidden) => {
+    Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_server(server_program: Path) -> AsyncIterator[RedisServer]:
@@ -66,6 +71,26 @@ async def test_an_open_page_says_that_redis_is_away_and_continues(
         await page.goto(url)
         await expect(page.get_by_role("rowheader", name="files")).to_be_visible()
         own_server.kill()
+        await expect(page.get_by_text("Not up to date")).to_be_visible()
+        await expect(page.get_by_role("rowheader", name="files")).to_be_visible()
+        own_server.start()
+        await expect(page.get_by_text("Not up to date")).to_have_count(0)
+        assert not watched.unexpected()
+    await context.close()
+
+
+async def test_a_page_that_is_shown_again_without_redis_keeps_what_it_shows(
+    browser: Browser, url: str, own_server: RedisServer
+) -> None:
+    """Its first stream is closed while it is hidden, and no read of the second one succeeds at first."""
+    context = await browser.new_context()
+    async with watched_page(context) as watched:
+        page = watched.page
+        await page.goto(url)
+        await expect(page.get_by_role("rowheader", name="files")).to_be_visible()
+        await page.evaluate(_SET_HIDDEN, True)
+        own_server.kill()
+        await page.evaluate(_SET_HIDDEN, False)
         await expect(page.get_by_text("Not up to date")).to_be_visible()
         await expect(page.get_by_role("rowheader", name="files")).to_be_visible()
         own_server.start()

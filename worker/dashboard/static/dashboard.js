@@ -17,7 +17,8 @@
     const part = live();
     if (!part || !source) return;
     if (document.hidden) source.close();
-    else if (source.readyState === EventSource.CLOSED) htmx.trigger(part, "htmx:afterProcessNode");
+    else if (source.readyState === EventSource.CLOSED)
+      for (const node of [part, ...part.querySelectorAll("[sse-swap]")]) htmx.trigger(node, "htmx:afterProcessNode");
   });
   window.addEventListener("pagehide", () => source && source.close());
   window.addEventListener("pageshow", (event) => event.persisted && location.reload());
@@ -33,7 +34,6 @@
     !(name === "open" && node instanceof HTMLDetailsElement);
   document.addEventListener("htmx:sseBeforeMessage", (event) => {
     const selection = document.getSelection();
-    const part = live();
-    if (part && selection && !selection.isCollapsed && part.contains(selection.anchorNode)) event.preventDefault();
+    if (selection && !selection.isCollapsed && event.target.contains(selection.anchorNode)) event.preventDefault();
   });
 })();
